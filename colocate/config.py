@@ -1,0 +1,229 @@
+"""The typed configuration of a run: what each field is, and what each may be.
+
+The Hydra tree in ``conf/`` composes a plain mapping; ``RunConfig`` is its validated, frozen form.
+Rules that relate several fields are in ``colocate.preflight``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _refuse_bool(value: object) -> object:
+    """``True == 1`` in Python, so a literal of integers would take it for 1."""
+    if isinstance(value, bool):
+        raise ValueError("a boolean is not one of the choices")
+    return value
+
+
+ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_refuse_bool)]
+SleepLevel = Annotated[Literal["auto", 0, 1, 2], BeforeValidator(_refuse_bool)]
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+
+
+class Section(BaseModel):
+    """Frozen, strict (no silent conversion), and closed to unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class EmbeddedModelConfig(Section):
+    """A Qwen3-architecture transformer made from nothing, for tests and the quickstart."""
+
+    hidden_size: PositiveInt = 128
+    num_layers: PositiveInt = 2
+    intermediate_size: PositiveInt = 256
+    num_attention_heads: PositiveInt = 4
+    num_key_value_heads: PositiveInt = 2
+    head_dim: PositiveInt = 32
+    tie_word_embeddings: bool = True
+    initializer_range: PositiveFloat = 0.06
+
+
+class ModelConfig(Section):
+    path: str | None = Field(None, description="Hugging Face model folder or hub name.")
+    embedded: EmbeddedModelConfig | None = Field(
+        None, description="Make a small model instead of loading one. Excludes `path`."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="Of the engine's weights, and of the trainer's forward pass."
+    )
+
+
+class DataConfig(Section):
+    source: ImportPath = Field(
+        description="`package.module:name` of a callable that makes the prompt source."
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
+
+
+class InferenceConfig(Section):
+    num_engines: PositiveInt = 1
+    tensor_parallel_size: PositiveInt = 1
+    kv_cache_memory_bytes: PositiveInt = Field(description="KV cache of one engine worker.")
+    max_model_len: PositiveInt = Field(description="Longest context, prompt and all turns.")
+    max_num_seqs: PositiveInt = Field(256, description="Sequences decoded together.")
+    enforce_eager: bool = False
+    sleep: SleepLevel = Field(
+        "auto",
+        description="What a swap evicts of the engine: 0 nothing (pause only), 1 the KV cache "
+        "with weights kept in RAM, 2 both. `auto` takes 0 where the measured need of engine and "
+        "trainer together fits the budget, else 2.",
+    )
+
+
+class RolloutConfig(Section):
+    max_new_tokens: PositiveInt = Field(description="Per turn.")
+    max_turns: PositiveInt = 1
+    temperature: NonNegativeFloat = 1.0
+    stop: tuple[str, ...] = Field(
+        (), strict=False, description="A turn ends after one of these; it is kept."
+    )
+
+
+class TrainerConfig(Section):
+    zero_stage: ZeroStage = 1
+    num_ranks: PositiveInt = 1
+    micro_batch_tokens: PositiveInt = Field(
+        4096, description="Padded tokens in one forward and backward pass of one rank."
+    )
+    num_minibatches: PositiveInt = Field(1, description="Optimizer steps per training step.")
+    learning_rate: PositiveFloat = 1e-6
+    warmup_steps: NonNegativeInt = Field(0, description="Training steps of linear warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), strict=False)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    publish_bucket_bytes: PositiveInt = Field(
+        256 * 2**20, description="Weights are published in buckets of about this size."
+    )
+
+
+class CorrectionConfig(Section):
+    """Importance weights of the trainer's policy over the behaviour policy, per token."""
+
+    mode: Literal["truncate", "none"] = "truncate"
+    cap: PositiveFloat = Field(2.0, description="C: weights above it are cut to it.")
+
+
+class AlgorithmConfig(Section):
+    group_size: PositiveInt
+    groups_per_step: PositiveInt
+    normalise_std: bool = Field(True, description="Divide advantages by the group's deviation.")
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.2
+    entropy_coef: NonNegativeFloat = 0.0
+    kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the k3 KL to the first model.")
+    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
+
+    @property
+    def trajectories_per_step(self) -> int:
+        return self.group_size * self.groups_per_step
+
+
+class SchedulerConfig(Section):
+    policy: Literal["interval", "timed", "drain"] = "interval"
+    swap_interval: PositiveInt = Field(1, description="k: training batches per swap.")
+    period_s: PositiveFloat | None = Field(
+        None, description="`timed`: seconds of rollout after which a swap is due."
+    )
+    expiry_grace_s: NonNegativeFloat = Field(
+        0.0, description="How long a swap may be held for partials that it would expire."
+    )
+
+
+class BufferConfig(Section):
+    max_staleness: NonNegativeInt = Field(1, description="S: no trained token has a larger lag.")
+    max_inflight: PositiveInt | None = Field(
+        None, description="Requests at the engine at most; null: max(1, S) x n."
+    )
+    on_stale: Literal["expire", "restart"] = Field(
+        "expire", description="What becomes of trajectories that a swap would make too stale."
+    )
+    max_filtered_fraction: Fraction = Field(
+        0.5, description="A larger share of filtered and failed trajectories ends the run."
+    )
+
+
+class LatencyConfig(Section):
+    """How long each environment step takes on top of its own work."""
+
+    kind: Literal["off", "lognormal", "trace"] = "off"
+    median_s: PositiveFloat = 0.05
+    sigma: NonNegativeFloat = 1.0
+    cap_s: PositiveFloat = Field(60.0, description="No step is made to wait longer.")
+    trace: str | None = Field(None, description="`trace`: a text file, one latency in s a line.")
+
+
+class EnvironmentConfig(Section):
+    factory: ImportPath = Field(description="`package.module:name` of the environment class.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
+    step_timeout_s: PositiveFloat = 300.0
+    latency: LatencyConfig = Field(default_factory=LatencyConfig)
+
+
+class RewardConfig(Section):
+    function: ImportPath | None = Field(
+        None, description="`package.module:name`; null: the sum of the environment's rewards."
+    )
+
+
+class MemoryConfig(Section):
+    budget_bytes: PositiveInt | None = Field(
+        None, description="What engine and trainer may hold together; null: the device."
+    )
+    margin_bytes: NonNegativeInt = Field(64 * 2**20, description="Kept free of any plan.")
+    sample_interval_s: PositiveFloat = 0.5
+
+
+class CheckpointConfig(Section):
+    every_steps: NonNegativeInt = Field(0, description="0: only at the end, or on a signal.")
+    keep: PositiveInt = 2
+
+
+class SupervisionConfig(Section):
+    start_timeout_s: PositiveFloat = 600.0
+    phase_timeout_s: PositiveFloat = Field(300.0, description="Deadline of each phase of a swap.")
+    training_timeout_s: PositiveFloat = 3600.0
+    idle_timeout_s: PositiveFloat = Field(
+        600.0, description="A rollout in which nothing happens for so long ends the run."
+    )
+    grace_s: PositiveFloat = Field(20.0, description="For an orderly end after a signal.")
+
+
+class LoggerConfig(Section):
+    display: Literal["auto", "live", "plain", "off"] = "auto"
+    transcripts_per_step: NonNegativeInt = 4
+
+
+class RunConfig(Section):
+    steps: PositiveInt = Field(description="Training steps; each trains one batch.")
+    seed: NonNegativeInt = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    resume: str = Field("never", description="`never`, `auto` (newest in this run's folder), PATH.")
+    model: ModelConfig
+    data: DataConfig
+    inference: InferenceConfig
+    rollout: RolloutConfig
+    trainer: TrainerConfig
+    algorithm: AlgorithmConfig
+    scheduler: SchedulerConfig
+    buffer: BufferConfig
+    environment: EnvironmentConfig
+    reward: RewardConfig
+    memory: MemoryConfig
+    checkpoint: CheckpointConfig
+    supervision: SupervisionConfig
+    logger: LoggerConfig

@@ -1,0 +1,113 @@
+"""Who may come in: prompts into the buffer, requests into the engine, and losses into the books."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from colocate.core.buffer import Buffer
+from colocate.core.events import PromptCursor
+from colocate.core.trajectory import State, Trajectory
+from colocate.core.types import GroupId, TrajectoryId, Version
+
+
+class PromptStream:
+    """Positions of the prompt stream, each drawn once; a resume first redraws what was pending."""
+
+    def __init__(self, cursor: PromptCursor) -> None:
+        self._next = cursor.next_position
+        self._again = deque(sorted(cursor.pending))
+
+    def draw(self) -> GroupId:
+        if self._again:
+            return self._again.popleft()
+        position = self._next
+        self._next = GroupId(position + 1)
+        return position
+
+    def cursor(self, resident: tuple[GroupId, ...]) -> PromptCursor:
+        """What a checkpoint must know, given the groups that are drawn and not yet trained."""
+        return PromptCursor(
+            next_position=self._next, pending=tuple(sorted({*resident, *self._again}))
+        )
+
+
+class RequestQueue:
+    """Trajectories that wait at the gate, and the requests that have passed it.
+
+    Oldest version first, then turns that a park cut, then the order of admission: what would be
+    too stale first is finished first.
+    """
+
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self._waiting: list[tuple[Version, bool, TrajectoryId, int]] = []
+        self._inflight: dict[str, TrajectoryId] = {}
+
+    @property
+    def num_inflight(self) -> int:
+        return len(self._inflight)
+
+    def is_inflight(self, request: str, trajectory: TrajectoryId) -> bool:
+        return self._inflight.get(request) == trajectory
+
+    def wait(self, trajectory: Trajectory, engine_version: Version) -> None:
+        """Queues a trajectory; one that has sampled nothing is as old as the engine's weights."""
+        oldest = trajectory.oldest
+        version = engine_version if oldest is None else oldest
+        entry = (version, not trajectory.resumed, trajectory.id, trajectory.attempt)
+        heapq.heappush(self._waiting, entry)
+
+    def next(self, buffer: Buffer) -> Trajectory | None:
+        """The trajectory whose turn it is, or None where nothing waits or the engine is full."""
+        while self._waiting and len(self._inflight) < self._max_requests:
+            _, _, identifier, attempt = heapq.heappop(self._waiting)
+            trajectory = buffer.get(identifier)
+            # It may have ended or begun again since it was queued.
+            if trajectory and trajectory.state is State.QUEUED and trajectory.attempt == attempt:
+                return trajectory
+        return None
+
+    def submit(self, trajectory: Trajectory) -> str:
+        """Names and counts the trajectory's next request."""
+        request = f"{trajectory.id}.{trajectory.num_requests}"
+        trajectory.num_requests += 1
+        trajectory.request = request
+        self._inflight[request] = trajectory.id
+        return request
+
+    def end(self, request: str) -> None:
+        del self._inflight[request]
+
+
+@dataclass(slots=True)
+class LossMeter:
+    """The share of trajectories that faults took, over the latest ``window`` outcomes."""
+
+    window: int
+    max_fraction: float
+    _outcomes: deque[bool] = field(init=False)
+    _reasons: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._outcomes = deque(maxlen=self.window)
+
+    def keep(self) -> None:
+        self._outcomes.append(False)
+
+    def lose(self, reason: str) -> None:
+        self._outcomes.append(True)
+        self._reasons[reason] += 1
+
+    def verdict(self) -> str | None:
+        """Why the run must stop, or None. Says nothing before the window is full."""
+        lost = sum(self._outcomes)
+        if len(self._outcomes) < self.window or lost <= self.max_fraction * self.window:
+            return None
+        reason, count = self._reasons.most_common(1)[0]
+        return (
+            f"{lost} of the last {self.window} trajectories were lost to faults, more than "
+            f"buffer.max_filtered_fraction = {self.max_fraction} allows; most often ({count} "
+            f"times): {reason}"
+        )

@@ -1,0 +1,271 @@
+"""An independent check of the invariants, from the journal's events and actions alone.
+
+It shares no state and no bookkeeping with the scheduler: it counts again, by other means, and
+says where the two would differ. The invariants are those of ``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from colocate.core import actions as act
+from colocate.core import events as ev
+from colocate.core.phases import Phase
+from colocate.core.settings import Settings
+from colocate.core.types import BatchId, Ending, FinishReason, GroupId, TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """``seq`` is the number of the journal's line."""
+
+    seq: int
+    invariant: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Life:
+    group: GroupId
+    attempt: int = 0
+    versions: Counter[int] = field(default_factory=Counter)
+    digest: str = ""
+    finished: bool = False
+    ending: Ending | None = None
+    trained_in: BatchId | None = None
+
+
+class Auditor:
+    """Feed it every line in order; then ``finish``."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.num_events = 0
+        self.num_batches = 0
+        self._lives: dict[TrajectoryId, _Life] = {}
+        self._settings: Settings | None = None
+        self._trainer_version = 0
+        self._engine_version = 0
+        self._inflight: dict[str, TrajectoryId] = {}
+        self._training: act.Train | None = None
+        self._may_submit = False
+        self._may_generate = False
+        self._masked_slots: Counter[GroupId] = Counter()
+        self._lags: Counter[int] = Counter()
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self._lives)
+
+    def counts(self) -> dict[str, int]:
+        """Trajectories by how they ended, as ``summary.json`` names them."""
+        endings = Counter(life.ending for life in self._lives.values())
+        return {
+            "admitted": len(self._lives),
+            **{str(e): endings[e] for e in Ending},
+            "resident": endings[None],
+        }
+
+    def histogram(self) -> dict[str, int]:
+        """Trained tokens by lag."""
+        return {str(lag): count for lag, count in sorted(self._lags.items())}
+
+    def feed(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
+        self._check_event(event)
+        for action in actions:
+            self._check_action(action)
+        self._check_limits()
+        self.num_events += 1
+
+    def _report(self, invariant: str, message: str) -> None:
+        self.violations.append(Violation(self.num_events, invariant, message))
+
+    # Events
+
+    def _check_event(self, event: ev.Event) -> None:
+        match event:
+            case ev.RunStarted():
+                self._settings = event.settings
+                self._trainer_version = self._engine_version = event.version
+            case ev.PhaseEnded():
+                self._phase_ended(event)
+            case ev.TurnReady() | ev.TrajectoryFinished():
+                life = self._live(event.trajectory, event.attempt)
+                if life is not None:
+                    self._check_base(event.trajectory, life, event.base)
+                    self._take_in(event, life)
+            case ev.RequestEnded():
+                self._request_ended(event)
+            case ev.BatchTrained():
+                self._batch_trained(event)
+            case _:
+                pass
+
+    def _live(self, trajectory: TrajectoryId, attempt: int) -> _Life | None:
+        life = self._lives.get(trajectory)
+        if life is None:
+            self._report("conservation", f"trajectory {trajectory} was never admitted")
+            return None
+        return life if life.ending is None and life.attempt == attempt else None
+
+    def _take_in(self, event: ev.TurnReady | ev.TrajectoryFinished, life: _Life) -> None:
+        if isinstance(event, ev.TurnReady):
+            life.digest = event.digest
+            return
+        if life.finished:
+            self._report("conservation", f"trajectory {event.trajectory} finished twice")
+        life.finished = not event.masked
+        self._masked_slots[life.group] += event.masked
+
+    def _check_base(self, trajectory: TrajectoryId, life: _Life, base: str) -> None:
+        if base != life.digest:
+            self._report(
+                "fidelity", f"trajectory {trajectory} was {life.digest}, and goes on from {base}"
+            )
+
+    def _request_ended(self, event: ev.RequestEnded) -> None:
+        if self._inflight.pop(event.request, None) != event.trajectory:
+            self._report("exactly once", f"request {event.request} was not in flight")
+        life = self._lives.get(event.trajectory)
+        if life is None or life.ending is not None:
+            self._report("conservation", f"trajectory {event.trajectory} generated after its end")
+            return
+        self._check_base(event.trajectory, life, event.base)
+        life.digest = event.digest
+        for span in event.spans:
+            life.versions[span.version] += span.length
+            if span.version != self._engine_version:
+                self._report(
+                    "fidelity",
+                    f"request {event.request} has tokens of version {span.version} while the "
+                    f"engine is at {self._engine_version}",
+                )
+        if not self._may_generate and (event.spans or event.finish_reason is not FinishReason.ABORT):
+            self._report("exclusion", f"request {event.request} generated during a swap")
+
+    def _phase_ended(self, event: ev.PhaseEnded) -> None:
+        if event.phase is Phase.PUBLISHING and event.version is not None:
+            if event.version != self._trainer_version:
+                self._report(
+                    "exactly once",
+                    f"version {event.version} was published; the trainer is at "
+                    f"{self._trainer_version}",
+                )
+            self._engine_version = event.version
+        if event.phase in (Phase.KV_WAKING, Phase.STARTING):
+            self._may_submit = self._may_generate = True
+
+    def _batch_trained(self, event: ev.BatchTrained) -> None:
+        lease, self._training = self._training, None
+        if lease is None or lease.batch != event.batch:
+            self._report("exactly once", f"batch {event.batch} was acknowledged but not leased")
+            return
+        if event.version != self._trainer_version + 1:
+            self._report(
+                "exactly once",
+                f"batch {event.batch} took version {self._trainer_version} to {event.version}",
+            )
+        self._trainer_version = event.version
+        self.num_batches += 1
+        lives = [self._lives[t] for t in lease.trajectories if t in self._lives]
+        if event.digests != tuple(life.digest for life in lives):
+            self._report("fidelity", f"batch {event.batch} trained other content than was leased")
+        if event.num_tokens != sum(sum(life.versions.values()) for life in lives):
+            self._report("fidelity", f"batch {event.batch} trained {event.num_tokens} tokens")
+
+    # Actions
+
+    def _check_action(self, action: act.Action) -> None:
+        match action:
+            case act.StartTrajectory():
+                self._started(action)
+            case act.SubmitRequest():
+                if not self._may_submit:
+                    self._report("exclusion", f"request {action.request} passed a closed gate")
+                if action.request in self._inflight:
+                    self._report("exactly once", f"request {action.request} was made twice")
+                self._inflight[action.request] = action.trajectory
+            case act.EndTrajectory():
+                self._ended(action)
+            case act.Park():
+                self._may_submit = False
+            case act.Sleep() | act.LoadTrainer() | act.WakeWeights() | act.Publish():
+                self._close_gate()
+            case act.Train():
+                self._close_gate()
+                self._leased(action)
+            case _:
+                pass
+
+    def _close_gate(self) -> None:
+        self._may_submit = self._may_generate = False
+        if self._inflight:
+            self._report("exclusion", f"requests in flight after parking: {[*self._inflight][:5]}")
+
+    def _started(self, action: act.StartTrajectory) -> None:
+        known = self._lives.get(action.trajectory)
+        if action.attempt == 0:
+            if known is not None:
+                self._report("conservation", f"trajectory {action.trajectory} admitted twice")
+            self._lives[action.trajectory] = _Life(group=action.group)
+        elif known is None or known.ending or known.trained_in is not None:
+            self._report("conservation", f"trajectory {action.trajectory} cannot begin again")
+        else:
+            self._lives[action.trajectory] = _Life(group=action.group, attempt=action.attempt)
+
+    def _ended(self, action: act.EndTrajectory) -> None:
+        life = self._lives.get(action.trajectory)
+        if life is None or life.ending is not None:
+            self._report("conservation", f"trajectory {action.trajectory} ended twice, or never was")
+            return
+        life.ending = action.ending
+        if (action.ending is Ending.TRAINED) != (life.trained_in is not None):
+            self._report(
+                "exactly once",
+                f"trajectory {action.trajectory} ended as {action.ending}, and its batch is "
+                f"{life.trained_in}",
+            )
+
+    def _leased(self, action: act.Train) -> None:
+        assert self._settings is not None
+        self._training = action
+        if action.version != self._trainer_version:
+            self._report("exactly once", f"batch {action.batch} begins at a version that is not")
+        for trajectory in action.trajectories:
+            life = self._lives.get(trajectory)
+            if life is None or life.ending or life.trained_in is not None or not life.finished:
+                self._report("exactly once", f"trajectory {trajectory} cannot be trained (again)")
+                continue
+            life.trained_in = action.batch
+            for version, count in life.versions.items():
+                lag = self._trainer_version - version
+                self._lags[lag] += count
+                if not 0 <= lag <= self._settings.max_staleness:
+                    self._report("bound", f"trajectory {trajectory} has tokens {lag} behind")
+        self._check_groups(action)
+
+    def _check_groups(self, action: act.Train) -> None:
+        assert self._settings is not None
+        lives = [self._lives[t] for t in action.trajectories if t in self._lives]
+        sizes = Counter(life.group for life in lives)
+        for group, size in sizes.items():
+            if size + self._masked_slots[group] != self._settings.group_size:
+                self._report("groups", f"group {group} is trained with {size} members")
+
+    def _check_limits(self) -> None:
+        settings = self._settings
+        if settings is not None and len(self._inflight) > settings.max_requests:
+            self._report("bound", f"{len(self._inflight)} requests in flight")
+
+    def check_summary(self, summary: dict[str, Any]) -> None:
+        """Compares with what the run itself wrote at its end."""
+        stated = {k: v for k, v in summary["trajectories"].items() if k != "replayed"}
+        if stated != self.counts():
+            self._report("conservation", f"summary.json says {stated}, counted {self.counts()}")
+        if summary["staleness"]["histogram"] != self.histogram():
+            self._report("bound", "summary.json has another staleness histogram")
+        if summary["steps"] != self.num_batches:
+            self._report("exactly once", f"summary.json says {summary['steps']} steps")

@@ -1,0 +1,144 @@
+"""The books of a run: everything that ends is counted, with its reason.
+
+The scheduler enters; ``summary`` is the part of ``summary.json`` that follows from decisions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from colocate.core import staleness
+from colocate.core.phases import ENDS, Phase
+from colocate.core.types import Ending, Span, Version
+
+
+@dataclass(slots=True)
+class Books:
+    """Counters. Times in seconds on the run's clock."""
+
+    bound: int
+    steps: int = 0
+    swaps: int = 0
+    admitted: int = 0
+    endings: Counter[Ending] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    late_events: int = 0
+    restarts: int = 0
+    tokens: Counter[str] = field(default_factory=Counter)
+    lags: Counter[int] = field(default_factory=Counter)
+    carried: int = 0
+    max_crossings: int = 0
+    max_spans: int = 0
+    environment_steps: int = 0
+    environment_failures: int = 0
+    busy_s: float = 0.0
+    hidden_s: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    mismatch_max: float | None = None
+    mismatch_sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    mismatch_steps: int = 0
+    phase_s: Counter[Phase] = field(default_factory=Counter)
+    _swap_windows: list[tuple[float, float | None]] = field(default_factory=list)
+
+    def enter_phase(self, left: Phase, entered: Phase, since_s: float, time_s: float) -> None:
+        if left not in ENDS:
+            self.phase_s[left] += time_s - since_s
+        if entered is Phase.PARKING:
+            self._swap_windows.append((time_s, None))
+        elif left is Phase.KV_WAKING and self._swap_windows:
+            started_s, _ = self._swap_windows[-1]
+            self._swap_windows[-1] = (started_s, time_s)
+
+    def environment(self, busy_s: float, time_s: float, *, is_step: bool) -> None:
+        """An environment was busy for ``busy_s`` up to ``time_s``; part of it under a swap."""
+        self.environment_steps += is_step
+        self.busy_s += busy_s
+        began_s = time_s - busy_s
+        for started_s, ended_s in reversed(self._swap_windows):
+            last_s = time_s if ended_s is None else min(time_s, ended_s)
+            if last_s <= began_s:
+                break
+            self.hidden_s += max(0.0, last_s - max(began_s, started_s))
+
+    def end(self, ending: Ending, reason: str, num_discarded_tokens: int) -> None:
+        self.endings[ending] += 1
+        if reason:
+            self.reasons[f"{ending}: {reason}"] += 1
+        self.tokens["discarded"] += num_discarded_tokens
+
+    def train(self, version: Version, spans: list[Span], reward: float) -> None:
+        self.steps += 1
+        for span in spans:
+            self.lags[staleness.lag(version, span.version)] += span.length
+            self.tokens["trained"] += span.length
+        self.rewards.append(reward)
+
+    def compare_engines(self, metrics: Mapping[str, float]) -> None:
+        """Takes in a step's mismatch, where any of its tokens came from the trained weights."""
+        largest = metrics.get("mismatch_max_abs_logprob_diff")
+        if largest is None:
+            return
+        self.mismatch_steps += 1
+        self.mismatch_max = max(largest, self.mismatch_max or 0.0)
+        for name in ("mean_abs_logprob_diff", "k3_kl"):
+            self.mismatch_sums[name] += metrics[f"mismatch_{name}"]
+
+    def summary(self, num_resident: int) -> dict[str, Any]:
+        """The keys of ``summary.json`` that the books know, in its own shape."""
+        num_trained = sum(self.lags.values())
+        mean_lag = sum(k * n for k, n in self.lags.items()) / num_trained if num_trained else None
+        share = 1 / self.mismatch_steps if self.mismatch_steps else None
+        return {
+            "steps": self.steps,
+            "swaps": self.swaps,
+            "phase_s": {
+                str(p): round(self.phase_s[p], 6) for p in Phase if p not in ENDS
+            },
+            "trajectories": {
+                "admitted": self.admitted,
+                **{str(e): self.endings[e] for e in Ending},
+                "resident": num_resident,
+                "replayed": 0,
+            },
+            "reasons": dict(self.reasons.most_common()),
+            "late_events": self.late_events,
+            "restarts": self.restarts,
+            "tokens": {
+                name: self.tokens[name]
+                for name in ("generated", "trained", "carried", "reprefilled", "discarded")
+            },
+            "staleness": {
+                "bound": self.bound,
+                "max_trained_lag": max(self.lags, default=None),
+                "mean_trained_lag": mean_lag,
+                "histogram": {str(k): n for k, n in sorted(self.lags.items())},
+            },
+            "replay": {"max_lag": None, "mean_lag": None},
+            "partials": {
+                "carried": self.carried,
+                "max_crossings": self.max_crossings,
+                "max_spans": self.max_spans,
+            },
+            "environment": {
+                "steps": self.environment_steps,
+                "busy_s": round(self.busy_s, 6),
+                "hidden_s": round(self.hidden_s, 6),
+                "failures": self.environment_failures,
+            },
+            "reward": {
+                "first": self.rewards[0] if self.rewards else None,
+                "last": self.rewards[-1] if self.rewards else None,
+                "best": max(self.rewards, default=None),
+            },
+            "mismatch": {
+                "mean_abs_logprob_diff": self._mean_mismatch("mean_abs_logprob_diff", share),
+                "max_abs_logprob_diff": self.mismatch_max,
+                "k3_kl": self._mean_mismatch("k3_kl", share),
+            },
+        }
+
+    def _mean_mismatch(self, name: str, share: float | None) -> float | None:
+        return None if share is None else self.mismatch_sums[name] * share

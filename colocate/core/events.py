@@ -1,0 +1,176 @@
+"""Facts that come in. Whatever a decision reads is here, with its time.
+
+Each event is one line of the journal. Times are seconds on the run's clock, which starts at 0.
+Events about a trajectory carry two digests of its content (tokens, log-probabilities, versions,
+mask): ``base``, taken afresh before anything was appended, and ``digest``, taken after. The core
+compares ``base`` with the last ``digest`` that it was told: what was parked is what goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from colocate.core.phases import Phase
+from colocate.core.settings import Settings
+from colocate.core.types import (
+    BatchId,
+    Ending,
+    FinishReason,
+    GroupId,
+    MemorySample,
+    Span,
+    TrajectoryId,
+    Version,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCursor:
+    """Where the prompt stream stands: what comes next, and what was drawn and not yet trained."""
+
+    next_position: GroupId = GroupId(0)
+    pending: tuple[GroupId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """The first event of a journal.
+
+    ``version`` is above 0 where the run resumes from a checkpoint.
+    """
+
+    settings: Settings
+    version: Version = Version(0)
+    cursor: PromptCursor = PromptCursor()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseEnded(Event):
+    """The action of a phase has been carried out.
+
+    Attributes:
+        memory: Read right after, where there is a probe.
+        peak: The largest reading during the phase, where there was one.
+        version: PUBLISHING only: the version that the engine now reports.
+    """
+
+    phase: Phase
+    memory: MemorySample | None = None
+    peak: MemorySample | None = None
+    version: Version | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted(Event):
+    """Something outside the core broke in a way that ends the run."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySampled(Event):
+    """The answer to ``SampleMemory``."""
+
+    memory: MemorySample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(Event):
+    timer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    """A person or a batch system asks for an orderly end, by this signal."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnReady(Event):
+    """The environment has answered (or begun), and the trajectory wants to be generated on.
+
+    Attributes:
+        num_context_tokens: Length of the context now.
+        busy_s: How long the environment took; it ended at ``time_s``.
+    """
+
+    trajectory: TrajectoryId
+    attempt: int
+    num_context_tokens: int
+    busy_s: float
+    base: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEnded(Event):
+    """A request has returned, whole or aborted. ``spans`` are of the tokens it sampled.
+
+    ``num_dropped_tokens`` were sampled past a stop string that a park had split; they are not in
+    ``spans``.
+    """
+
+    trajectory: TrajectoryId
+    request: str
+    finish_reason: FinishReason
+    spans: tuple[Span, ...]
+    num_cached_tokens: int
+    base: str
+    digest: str
+    num_dropped_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryFinished(Event):
+    """The environment is done and the reward is known.
+
+    ``masked``: the environment called the episode invalid.
+    """
+
+    trajectory: TrajectoryId
+    attempt: int
+    reward: float
+    busy_s: float
+    base: str
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryLost(Event):
+    """A fault ended the trajectory.
+
+    ``ending`` is FILTERED for a passing fault of its environment, FAILED for a fault of ours.
+    """
+
+    trajectory: TrajectoryId
+    attempt: int
+    ending: Ending
+    reason: str
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTrained(Event):
+    """The trainer acknowledges a batch.
+
+    Attributes:
+        version: The trainer's version after the step.
+        digests: Of the content that was trained, in the order of the lease.
+        num_tokens: Tokens that bore a gradient.
+        metrics: As in ``metrics.jsonl``.
+    """
+
+    batch: BatchId
+    version: Version
+    digests: tuple[str, ...]
+    num_tokens: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    memory: MemorySample | None = None
+    peak: MemorySample | None = None

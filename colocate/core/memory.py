@@ -1,0 +1,83 @@
+"""Arithmetic on memory samples: what a phase has let go of, and what fits beside what.
+
+Bytes throughout. What is not known is None, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from colocate.core.types import MemorySample
+
+ENGINE = "engine"
+TRAINER = "trainer"
+
+
+@dataclass(slots=True)
+class MemoryLedger:
+    """What was measured of each tenant, in the states that matter to a swap."""
+
+    margin_bytes: int = 0
+    awake: MemorySample | None = None
+    asleep: MemorySample | None = None
+    peak_used: int = 0
+    trainer_peak: int | None = None
+    last: MemorySample | None = field(default=None)
+
+    def observe(self, *samples: MemorySample | None) -> None:
+        for sample in samples:
+            if sample is not None:
+                self.last = sample
+                self.peak_used = max(self.peak_used, sample.used)
+
+    def observe_training(self, *samples: MemorySample | None) -> None:
+        self.observe(*samples)
+        held = [s.tenants[TRAINER] for s in samples if s is not None and TRAINER in s.tenants]
+        if held:
+            self.trainer_peak = max([*held, self.trainer_peak or 0])
+
+    def sleep_level(self, asked: Literal["auto", 0, 1, 2]) -> Literal[0, 1, 2]:
+        """What a swap must evict of the engine.
+
+        ``auto``: nothing where the engine as it is awake and the trainer at its measured peak
+        fit together; else everything, since the weights are rewritten before the next rollout.
+        """
+        if asked != "auto":
+            return asked
+        engine = None if self.awake is None else self.awake.tenants.get(ENGINE)
+        if self.awake is None or engine is None or self.trainer_peak is None:
+            return 2
+        together = engine + self.trainer_peak + self.margin_bytes
+        return 0 if together <= self.awake.total else 2
+
+    def has_slept(self, sample: MemorySample | None) -> bool:
+        """Whether the engine really holds less than when it was awake, as measured."""
+        if sample is None or self.awake is None:
+            return True
+        before, now = self.awake.tenants.get(ENGINE), sample.tenants.get(ENGINE)
+        if before is None or now is None:
+            return sample.used < self.awake.used
+        return now < before
+
+    def engine_fits(self, sample: MemorySample | None) -> bool:
+        """Whether the engine, as large as it was awake, fits into what is measured free."""
+        if sample is None or self.awake is None or self.asleep is None:
+            return True
+        before, now = self.awake.tenants.get(ENGINE), sample.tenants.get(ENGINE)
+        if before is None or now is None:
+            return True
+        return max(0, before - now) + self.margin_bytes <= sample.free
+
+    def describe(self) -> str:
+        """The ledger as one line for an error message."""
+
+        def show(name: str, sample: MemorySample | None) -> str:
+            if sample is None:
+                return f"{name}: not measured"
+            tenants = ", ".join(f"{k} {v >> 20} MiB" for k, v in sorted(sample.tenants.items()))
+            return f"{name}: {sample.used >> 20} of {sample.total >> 20} MiB ({tenants})"
+
+        return "; ".join(
+            (show("engine awake", self.awake), show("asleep", self.asleep), show("now", self.last))
+        )

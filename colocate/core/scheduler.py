@@ -1,0 +1,303 @@
+"""The one arbiter: facts in, commands out; nothing else changes the state of a run.
+
+        prompts --admit--> [ACTING] --turn ready--> [QUEUED] --gate--> [GENERATING] --+
+                              ^                                                       |
+                              +------------------ generated --------------------------+
+        [ACTING] --scored--> [FINISHED] --lease--> [LEASED] --acknowledged--> trained
+
+    The gate is open in ROLLOUT only. Who waits for whom:
+      a queued trajectory   waits for the gate: ROLLOUT, and fewer than max_requests in flight;
+      a swap                waits for its policy: enough complete groups within the bound;
+      PARKING               waits for every request in flight to come back, whole or aborted;
+      SLEEPING              waits for measured memory to have fallen;
+      TRAINER_OFFLOADING    waits for measured memory that the engine fits into;
+      every phase           waits no longer than its deadline, then the run fails with the ledger.
+    Environments wait for nobody: they answer in any phase.
+
+The swap protocol is in ``colocate.core.swap``; this module holds what concerns trajectories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from colocate.core.actions import (
+    Action,
+    EndTrajectory,
+    StartTrajectory,
+    SubmitRequest,
+)
+from colocate.core.admission import LossMeter, PromptStream, RequestQueue
+from colocate.core.books import Books
+from colocate.core.buffer import Buffer
+from colocate.core.events import (
+    BatchTrained,
+    Event,
+    Faulted,
+    MemorySampled,
+    PhaseEnded,
+    PromptCursor,
+    RequestEnded,
+    RunStarted,
+    StopRequested,
+    TimerFired,
+    TrajectoryFinished,
+    TrajectoryLost,
+    TurnReady,
+)
+from colocate.core.phases import ENDS, Phase
+from colocate.core.settings import Settings
+from colocate.core.swap import Swapper
+from colocate.core.trajectory import ProtocolError, State, Trajectory, Trigger
+from colocate.core.types import Ending, FinishReason, TrajectoryId
+
+
+_OF_TRAJECTORIES = frozenset({TurnReady, RequestEnded, TrajectoryFinished, TrajectoryLost})
+
+_MAY_BRING_A_SWAP = frozenset({TrajectoryFinished, TrajectoryLost, TimerFired, PhaseEnded})
+
+
+class Scheduler:
+    """``handle`` one event at a time, in the order of time; carry out what it returns.
+
+    An event that contradicts the state raises ``ProtocolError`` (or ``IllegalTransition``) and
+    changes nothing.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.buffer = Buffer(
+            group_size=settings.group_size,
+            groups_per_step=settings.groups_per_step,
+            max_staleness=settings.max_staleness,
+        )
+        self.books = Books(bound=settings.max_staleness)
+        self.requests = RequestQueue(settings.max_requests)
+        self.swapper = Swapper(settings, self.buffer, self.requests, self.books)
+        self._losses = LossMeter(
+            window=settings.trajectories_per_step, max_fraction=settings.max_filtered_fraction
+        )
+        self._prompts: PromptStream | None = None
+        self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
+            RunStarted: self._run_started,
+            TurnReady: self._turn_ready,
+            RequestEnded: self._request_ended,
+            TrajectoryFinished: self._trajectory_finished,
+            TrajectoryLost: self._trajectory_lost,
+            BatchTrained: self.swapper.batch_trained,
+            PhaseEnded: self.swapper.phase_ended,
+            MemorySampled: self.swapper.memory_sampled,
+            TimerFired: self.swapper.timer_fired,
+            StopRequested: self.swapper.stop_requested,
+            Faulted: self.swapper.faulted,
+        }
+
+    @property
+    def phase(self) -> Phase:
+        return self.swapper.phase
+
+    def handle(self, event: Event) -> list[Action]:
+        """Takes in one fact and decides.
+
+        Raises:
+            ProtocolError: the fact contradicts what is known; nothing was changed.
+            IllegalTransition: likewise, of phases.
+        """
+        if self.phase in ENDS or (self.phase is Phase.CLOSING and type(event) in _OF_TRAJECTORIES):
+            self.books.late_events += 1
+            return []
+        if (self._prompts is None) is not isinstance(event, RunStarted):
+            raise ProtocolError("a run begins with RunStarted, once")
+        if event.time_s < self.swapper.now_s:
+            raise ProtocolError(
+                f"time runs backwards: {event.time_s} after {self.swapper.now_s}"
+            )
+        actions = self._handlers[type(event)](event)
+        self.swapper.now_s = event.time_s
+        if self.phase not in ENDS and self.phase is not Phase.CLOSING:
+            actions += self._go_on(event)
+        return actions
+
+    def summary(self) -> dict[str, Any]:
+        """The part of ``summary.json`` that follows from decisions; see DESIGN's contract."""
+        ledger = self.swapper.ledger
+        return {
+            **self.books.summary(num_resident=len(self.buffer)),
+            "versions": {
+                "trainer": self.swapper.trainer_version,
+                "engine": self.swapper.engine_version,
+            },
+            "memory": {
+                "peak": ledger.peak_used or None,
+                "awake": ledger.awake.used if ledger.awake else None,
+                "asleep": ledger.asleep.used if ledger.asleep else None,
+                "trainer_peak": ledger.trainer_peak,
+            },
+        }
+
+    # What is always tried, after every event
+
+    def _go_on(self, event: Event) -> list[Action]:
+        """Admits what the bound allows, asks the policy, and opens the gate."""
+        actions = self._admit()
+        if self.phase is Phase.ROLLOUT and type(event) in _MAY_BRING_A_SWAP:
+            actions += self.swapper.consider_swap()
+        if self.phase is Phase.ROLLOUT:
+            actions += self._submit()
+        return actions
+
+    def _admit(self) -> list[Action]:
+        if self._prompts is None or self.phase is Phase.STARTING or self.swapper.is_stopping:
+            return []
+        actions: list[Action] = []
+        settings = self.settings
+        groups_left = settings.groups_per_step * self.swapper.num_steps_left
+        while (
+            len(self.buffer) + settings.group_size <= settings.max_resident
+            and self.buffer.num_groups < groups_left
+        ):
+            for trajectory in self.buffer.admit(self._prompts.draw()):
+                actions.append(self._start(trajectory))
+        return actions
+
+    def _start(self, trajectory: Trajectory) -> StartTrajectory:
+        self.books.admitted += 1
+        return StartTrajectory(trajectory=trajectory.id, group=trajectory.group)
+
+    def _submit(self) -> list[Action]:
+        actions: list[Action] = []
+        while trajectory := self.requests.next(self.buffer):
+            request = self.requests.submit(trajectory)
+            trajectory.move(Trigger.SUBMITTED, self.swapper.now_s)
+            actions.append(SubmitRequest(trajectory=trajectory.id, request=request))
+        return actions
+
+    # What comes in about trajectories
+
+    def _run_started(self, event: RunStarted) -> list[Action]:
+        self._prompts = PromptStream(event.cursor)
+        return self.swapper.start(event, cursor=self._cursor)
+
+    def _cursor(self) -> PromptCursor:
+        assert self._prompts is not None
+        return self._prompts.cursor(self.buffer.groups)
+
+    def _current(self, identifier: TrajectoryId, attempt: int) -> Trajectory | None:
+        """The trajectory that an event speaks of, or None where the event comes too late."""
+        trajectory = self.buffer.get(identifier)
+        if trajectory is None or attempt < trajectory.attempt:
+            self.books.late_events += 1
+            return None
+        if attempt > trajectory.attempt:
+            raise ProtocolError(
+                f"trajectory {identifier} has no attempt {attempt}. {trajectory.tell()}"
+            )
+        return trajectory
+
+    @staticmethod
+    def _check_content(trajectory: Trajectory, base: str) -> None:
+        if base != trajectory.digest:
+            raise ProtocolError(
+                f"the content of trajectory {trajectory.id} has changed behind the scheduler's "
+                f"back: its digest is {base or 'of nothing'}, not {trajectory.digest}. "
+                f"{trajectory.tell()}"
+            )
+
+    def _turn_ready(self, event: TurnReady) -> list[Action]:
+        trajectory = self._current(event.trajectory, event.attempt)
+        if trajectory is None:
+            return []
+        trajectory.check(Trigger.TURN_READY)
+        self._check_content(trajectory, event.base)
+        is_step = trajectory.num_sampled_tokens > 0
+        self.books.environment(event.busy_s, event.time_s, is_step=is_step)
+        trajectory.move(Trigger.TURN_READY, event.time_s)
+        trajectory.digest = event.digest
+        trajectory.num_context_tokens = event.num_context_tokens
+        self.requests.wait(trajectory, self.swapper.engine_version)
+        return []
+
+    def _request_ended(self, event: RequestEnded) -> list[Action]:
+        trajectory = self.buffer.get(event.trajectory)
+        if trajectory is None or not self.requests.is_inflight(event.request, event.trajectory):
+            raise ProtocolError(
+                f"request {event.request} of trajectory {event.trajectory} is not in flight"
+                + (f". {trajectory.tell()}" if trajectory else "; the trajectory has ended")
+            )
+        self._check_content(trajectory, event.base)
+        self._check_spans(trajectory, event)
+        aborted = event.finish_reason is FinishReason.ABORT
+        trajectory.check(Trigger.ABORTED if aborted else Trigger.GENERATED)
+
+        num_sampled = sum(span.length for span in event.spans)
+        self.books.tokens["generated"] += num_sampled + event.num_dropped_tokens
+        self.books.tokens["discarded"] += event.num_dropped_tokens
+        if trajectory.resumed:
+            self.books.tokens["reprefilled"] += (
+                trajectory.num_context_tokens - event.num_cached_tokens
+            )
+            trajectory.resumed = False
+        trajectory.move(Trigger.ABORTED if aborted else Trigger.GENERATED, event.time_s)
+        trajectory.extend(event.spans)
+        trajectory.digest = event.digest
+        trajectory.num_context_tokens += num_sampled
+        trajectory.request = None
+        self.books.max_spans = max(self.books.max_spans, len(trajectory.spans))
+        self.requests.end(event.request)
+        if aborted:
+            self.requests.wait(trajectory, self.swapper.engine_version)
+        self.swapper.progress_s = event.time_s
+        return self.swapper.request_returned(event.time_s)
+
+    def _check_spans(self, trajectory: Trajectory, event: RequestEnded) -> None:
+        """While a request is in flight the engine's version does not change."""
+        wrong = [s for s in event.spans if s.version != self.swapper.engine_version]
+        if wrong or any(s.length < 1 for s in event.spans):
+            raise ProtocolError(
+                f"request {event.request} reports tokens of {event.spans}, but the engine is at "
+                f"version {self.swapper.engine_version}. {trajectory.tell()}"
+            )
+
+    def _trajectory_finished(self, event: TrajectoryFinished) -> list[Action]:
+        trajectory = self._current(event.trajectory, event.attempt)
+        if trajectory is None:
+            return []
+        trajectory.check(Trigger.SCORED)
+        self._check_content(trajectory, event.base)
+        self.books.environment(event.busy_s, event.time_s, is_step=True)
+        self.swapper.progress_s = event.time_s
+        self._losses.keep()
+        if not event.masked:
+            self.buffer.finish(trajectory, event.reward, event.time_s)
+            return []
+        self.buffer.mask(trajectory, event.time_s)
+        reason = "its environment called it invalid"
+        actions: list[Action] = [self._ended(trajectory, reason)]
+        if all(m.state is State.ENDED for m in self.buffer.members(trajectory.group)):
+            self.buffer.end_group(trajectory.group, Ending.MASKED, event.time_s)
+        return actions
+
+    def _trajectory_lost(self, event: TrajectoryLost) -> list[Action]:
+        if event.ending not in (Ending.FILTERED, Ending.FAILED):
+            raise ProtocolError(f"a fault cannot end a trajectory as {event.ending}")
+        trajectory = self._current(event.trajectory, event.attempt)
+        if trajectory is None:
+            return []
+        if trajectory.state is not State.ACTING:
+            raise ProtocolError(f"only its environment can lose it. {trajectory.tell()}")
+        self.books.environment(event.busy_s, event.time_s, is_step=True)
+        self.books.environment_failures += event.ending is Ending.FILTERED
+        self.swapper.progress_s = event.time_s
+        self._losses.lose(event.reason)
+        self.buffer.lose(trajectory, event.ending, event.time_s)
+        actions: list[Action] = [self._ended(trajectory, event.reason)]
+        if verdict := self._losses.verdict():
+            return actions + self.swapper.fail(verdict, event.time_s)
+        return [*actions, self._start(self.buffer.refill(trajectory))]
+
+    def _ended(self, trajectory: Trajectory, reason: str) -> EndTrajectory:
+        assert trajectory.ending is not None
+        self.books.end(trajectory.ending, reason, trajectory.num_sampled_tokens)
+        return EndTrajectory(trajectory=trajectory.id, ending=trajectory.ending, reason=reason)
+

@@ -1,0 +1,66 @@
+"""What of the configuration the core reads. It is part of the journal's first event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from colocate.core import staleness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Times in seconds, sizes in bytes; names as in the configuration.
+
+    Raises:
+        ValueError: where the numbers contradict each other. The configuration is checked before,
+            with better words; this guards a core that is used without it.
+    """
+
+    steps: int
+    group_size: int
+    groups_per_step: int
+    max_staleness: int
+    policy: Literal["interval", "timed", "drain"] = "interval"
+    swap_interval: int = 1
+    period_s: float | None = None
+    expiry_grace_s: float = 0.0
+    max_inflight: int | None = None
+    on_stale: Literal["expire", "restart"] = "expire"
+    max_filtered_fraction: float = 0.5
+    sleep: Literal["auto", 0, 1, 2] = "auto"
+    margin_bytes: int = 0
+    checkpoint_every_steps: int = 0
+    start_timeout_s: float = 600.0
+    phase_timeout_s: float = 300.0
+    training_timeout_s: float = 3600.0
+    idle_timeout_s: float = 600.0
+    grace_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.group_size, self.groups_per_step, self.swap_interval) < 1:
+            raise ValueError("steps, group_size, groups_per_step, swap_interval must be at least 1")
+        if self.swap_interval > staleness.max_swap_interval(self.max_staleness):
+            raise ValueError(
+                f"swap_interval must be at most max_staleness + 1, but it is "
+                f"{self.swap_interval} with a max_staleness of {self.max_staleness}"
+            )
+        if self.policy == "timed" and self.period_s is None:
+            raise ValueError("policy 'timed' needs period_s")
+
+    @property
+    def trajectories_per_step(self) -> int:
+        return self.group_size * self.groups_per_step
+
+    @property
+    def max_resident(self) -> int:
+        """A drain phase admits just what it will train; the others what the bound allows."""
+        if self.policy == "drain":
+            return self.swap_interval * self.trajectories_per_step
+        return staleness.max_resident(self.max_staleness, self.trajectories_per_step)
+
+    @property
+    def max_requests(self) -> int:
+        if self.max_inflight is not None:
+            return self.max_inflight
+        return staleness.max_requests(self.max_staleness, self.trajectories_per_step)

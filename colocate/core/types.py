@@ -1,0 +1,81 @@
+"""Identifiers and the small values that everything else speaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+TrajectoryId = NewType("TrajectoryId", int)
+"""Numbered in the order of admission, over the whole life of a run."""
+
+GroupId = NewType("GroupId", int)
+"""The position of the group's prompt in the prompt stream."""
+
+BatchId = NewType("BatchId", int)
+"""Numbered in the order of leasing."""
+
+Version = NewType("Version", int)
+"""Number of training steps that the weights have taken."""
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped generating a request."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Ending(StrEnum):
+    """How a trajectory ends. The first ending wins; one that has none is resident."""
+
+    TRAINED = "trained"
+    EXPIRED = "expired"
+    MASKED = "masked"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A run of consecutive *sampled* tokens that one version of the weights produced.
+
+    Observation tokens are not counted: the spans of a trajectory cover exactly its trainable
+    tokens, in order. Example: ``Span(version=3, length=12)``.
+    """
+
+    version: Version
+    length: int
+
+
+def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Joins neighbours of one version and drops empty spans."""
+    merged: list[Span] = []
+    for span in spans:
+        if span.length == 0:
+            continue
+        if merged and merged[-1].version == span.version:
+            span = Span(version=span.version, length=merged.pop().length + span.length)
+        merged.append(span)
+    return tuple(merged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySample:
+    """What a memory probe read at one instant, in bytes.
+
+    ``used`` and ``total`` are of the *device*: the GPU where there is one, else the configured
+    budget or the machine's RAM. ``tenants`` is what the processes of each tenant hold of it
+    (``"engine"``, ``"trainer"``); a tenant whose bytes cannot be known is absent, never zero.
+    """
+
+    used: int
+    total: int
+    tenants: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        return max(0, self.total - self.used)

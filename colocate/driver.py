@@ -1,0 +1,370 @@
+"""The only effect loop: read an event, ask the scheduler, journal both, carry the actions out.
+
+        ports, runners, timers, signals --post--> [queue] --> Scheduler.handle --> journal
+              ^                                                    |
+              +------------------ carry out <----- actions --------+
+
+Everything that runs beside the loop is a task of one TaskGroup. Whatever breaks in one of them
+comes back as ``Faulted``, ends the run through the scheduler, and is its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from colocate.core import actions as act
+from colocate.core.actions import Action
+from colocate.core.events import (
+    BatchTrained,
+    Event,
+    Faulted,
+    MemorySampled,
+    PhaseEnded,
+    PromptCursor,
+    RunStarted,
+    StopRequested,
+    TimerFired,
+    TrajectoryFinished,
+)
+from colocate.core.phases import ENDS, IllegalTransition, Phase
+from colocate.core.scheduler import Scheduler
+from colocate.core.swap import Outcome
+from colocate.core.trajectory import ProtocolError
+from colocate.core.types import MemorySample, TrajectoryId, Version
+from colocate.journal import JournalWriter
+from colocate.ports import (
+    EnvironmentFactory,
+    Inference,
+    PromptSource,
+    StepReport,
+    Trainer,
+    TrainingBatch,
+    WeightTransfer,
+)
+from colocate.rollout.floor import Floor
+from colocate.rollout.gate import Gate
+from colocate.rollout.runner import Desk, RewardFunction, RolloutRules, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints(Protocol):
+    """Where checkpoints are kept; the folder of one holds the trainer's own files too."""
+
+    async def save(self, trainer: Trainer, version: Version, cursor: PromptCursor) -> None: ...
+
+    async def restore(self, trainer: Trainer, version: Version) -> None: ...
+
+
+class Observer(Protocol):
+    """Looks on: display, metrics, trace, transcripts. Must not block and must not raise."""
+
+    def on_event(self, event: Event, actions: Sequence[Action], scheduler: Scheduler) -> None: ...
+
+    def on_step(self, batch: TrainingBatch, report: StepReport, floor: Floor) -> None: ...
+
+    def on_memory(self, time_s: float, sample: MemorySample) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The collaborators of one run."""
+
+    inference: Inference
+    trainer: Trainer
+    transfer: WeightTransfer
+    measure: Callable[[], Awaitable[MemorySample]] | None
+    make_environment: EnvironmentFactory
+    prompts: PromptSource
+    tokenizer: Tokenizer
+    reward: RewardFunction | None
+    checkpoints: Checkpoints
+
+
+class Driver:
+    """Runs one run. Use once: ``outcome = await Driver(...).run(RunStarted(...))``."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        ports: Ports,
+        rules: RolloutRules,
+        journal: JournalWriter,
+        observers: Sequence[Observer] = (),
+        *,
+        sample_interval_s: float = 0.5,
+    ) -> None:
+        self.scheduler = scheduler
+        self._ports = ports
+        self._rules = rules
+        self._journal = journal
+        self._observers = observers
+        self._sample_interval_s = sample_interval_s
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._gate = Gate()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._rewards: dict[TrajectoryId, float] = {}
+        self._operation: asyncio.Task[None] | None = None
+        self._peak: MemorySample | None = None
+        self._closed = asyncio.Event()
+        self._is_closing = False
+        self._origin_s = 0.0
+        self._carry_out: dict[type[Action], Callable[[Any], None]] = {
+            act.StartTrajectory: self._start_trajectory,
+            act.SubmitRequest: lambda a: self._gate.let_through(a.trajectory, a.request),
+            act.EndTrajectory: self._end_trajectory,
+            act.SetTimer: self._set_timer,
+            act.SampleMemory: self._sample_memory,
+            act.Train: lambda a: self._operate(self._train(a)),
+            act.StartPorts: self._phase(Phase.STARTING, self._start),
+            act.Park: self._park,
+            act.Sleep: self._phase(Phase.SLEEPING, lambda a: ports.inference.sleep(a.level)),
+            act.LoadTrainer: self._phase(Phase.TRAINER_WAKING, lambda _: ports.trainer.load()),
+            act.OffloadTrainer: self._phase(Phase.TRAINER_OFFLOADING, self._offload),
+            act.WakeWeights: self._phase(
+                Phase.WEIGHTS_WAKING, lambda _: ports.inference.wake("weights")
+            ),
+            act.Publish: self._phase(Phase.PUBLISHING, self._publish),
+            act.WakeKv: self._phase(Phase.KV_WAKING, self._wake_kv),
+            act.CloseRun: self._close,
+        }
+
+    def now_s(self) -> float:
+        """Seconds since the run began, to the microsecond."""
+        return round(asyncio.get_running_loop().time() - self._origin_s, 6)
+
+    def post(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def request_stop(self, signal: int) -> None:
+        """Asks for an orderly end. Call it on the loop's thread."""
+        self.post(StopRequested(time_s=self.now_s(), signal=signal))
+
+    async def run(self, started: RunStarted) -> Outcome:
+        """Runs to the end, whatever it is. No task and no timer is left behind."""
+        self._origin_s = asyncio.get_running_loop().time() - started.time_s
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self._floor = self._make_floor(tasks)
+                sampler = tasks.create_task(self._watch_memory(), name="memory")
+                self.post(started)
+                await self._loop()
+                sampler.cancel()
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            self._journal.close()
+        outcome = self.scheduler.swapper.outcome
+        assert outcome is not None
+        return outcome
+
+    def _make_floor(self, tasks: asyncio.TaskGroup) -> Floor:
+        desk = Desk(
+            inference=self._ports.inference,
+            gate=self._gate,
+            tokenizer=self._ports.tokenizer,
+            make_environment=self._ports.make_environment,
+            reward=self._ports.reward,
+            rules=self._rules,
+            now_s=self.now_s,
+            post=self.post,
+        )
+        return Floor(desk, self._ports.prompts, tasks, self._fault)
+
+    async def _loop(self) -> None:
+        while not (self.scheduler.phase in ENDS and self._closed.is_set()):
+            event = await self._events.get()
+            try:
+                actions = self.scheduler.handle(event)
+            except (ProtocolError, IllegalTransition) as error:
+                logger.exception("the scheduler refused %s", event)
+                event = Faulted(time_s=event.time_s, error=f"internal contradiction: {error}")
+                actions = self.scheduler.handle(event)
+            self._journal.write(event, actions)
+            if isinstance(event, TrajectoryFinished):
+                self._rewards[event.trajectory] = event.reward
+            for observer in self._observers:
+                observer.on_event(event, actions, self.scheduler)
+            for action in actions:
+                self._carry_out[type(action)](action)
+
+    # Trajectories, timers, memory
+
+    def _start_trajectory(self, action: act.StartTrajectory) -> None:
+        self._floor.start(action.trajectory, action.group, action.attempt)
+
+    def _end_trajectory(self, action: act.EndTrajectory) -> None:
+        self._floor.end(action.trajectory)
+        self._rewards.pop(action.trajectory, None)
+
+    def _set_timer(self, action: act.SetTimer) -> None:
+        def fire() -> None:
+            self.post(TimerFired(time_s=self.now_s(), timer=action.timer))
+
+        loop = asyncio.get_running_loop()
+        self._timers = [t for t in self._timers if not t.cancelled() and t.when() > loop.time()]
+        self._timers.append(loop.call_at(self._origin_s + action.at_s, fire))
+
+    def _sample_memory(self, action: act.SampleMemory) -> None:
+        async def sample() -> None:
+            await asyncio.sleep(action.at_s - self.now_s())
+            memory = await self._measure()
+            if memory is not None:
+                self.post(MemorySampled(time_s=self.now_s(), memory=memory))
+
+        self._operate(sample())
+
+    async def _measure(self) -> MemorySample | None:
+        if self._ports.measure is None:
+            return None
+        sample = await self._ports.measure()
+        if self._peak is None or sample.used > self._peak.used:
+            self._peak = sample
+        for observer in self._observers:
+            observer.on_memory(self.now_s(), sample)
+        return sample
+
+    async def _watch_memory(self) -> None:
+        """Background samples: into the trace, and into the peak of the phase."""
+        while self._ports.measure is not None:
+            try:
+                await self._measure()
+            except Exception as error:
+                self._fault(error)
+                return
+            await asyncio.sleep(self._sample_interval_s)
+
+    # Operations: one at a time, each of a phase
+
+    def _fault(self, error: BaseException) -> None:
+        logger.error("the run is ended by a fault", exc_info=error)
+        text = " ".join(str(error).split()) or "no message"
+        self.post(Faulted(time_s=self.now_s(), error=f"{type(error).__name__}: {text}"))
+
+    def _operate(self, operation: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await operation
+            except Exception as error:
+                self._fault(error)
+
+        self._operation = self._tasks.create_task(guarded(), name="operation")
+
+    def _phase(
+        self, phase: Phase, carry_out: Callable[[Any], Awaitable[Version | None]]
+    ) -> Callable[[Any], None]:
+        """An action's handler that carries it out, measures, and reports the phase's end."""
+
+        async def operation(action: Action) -> None:
+            self._peak = None
+            version = await carry_out(action)
+            memory = await self._measure()
+            self._journal.flush()
+            self.post(
+                PhaseEnded(
+                    time_s=self.now_s(), phase=phase, memory=memory, peak=self._peak,
+                    version=version,
+                )
+            )
+
+        return lambda action: self._operate(operation(action))
+
+    async def _start(self, action: act.StartPorts) -> None:
+        # One after the other: an engine that profiles free memory must not have a neighbour that
+        # is still allocating.
+        await self._ports.trainer.start()
+        if action.version > 0:
+            await self._ports.checkpoints.restore(self._ports.trainer, action.version)
+        await self._ports.trainer.offload()
+        await self._ports.inference.start()
+        if action.version > 0:
+            # What the engine loaded is not what the checkpoint holds: it must not serve yet.
+            self._gate.is_open = False
+            await self._ports.inference.park()
+
+    def _park(self, action: act.Park) -> None:
+        # At once, not in the task that parks: no request may slip through in between.
+        self._gate.is_open = False
+        self._phase(Phase.PARKING, lambda _: self._ports.inference.park())(action)
+
+    async def _train(self, action: act.Train) -> None:
+        self._peak = None
+        batch = self._floor.batch(
+            action.batch, action.version, action.trajectories, self._rewards
+        )
+        digests = tuple(self._floor.contents[t].digest() for t in action.trajectories)
+        report = await self._ports.trainer.train(batch)
+        memory = await self._measure()
+        for observer in self._observers:
+            observer.on_step(batch, report, self._floor)
+        self.post(
+            BatchTrained(
+                time_s=self.now_s(),
+                batch=report.batch,
+                version=report.version,
+                digests=digests,
+                num_tokens=int(report.metrics["num_tokens"]),
+                metrics=report.metrics,
+                memory=memory,
+                peak=self._peak,
+            )
+        )
+
+    async def _offload(self, action: act.OffloadTrainer) -> None:
+        # The checkpoint comes first: optimizer state must still be where DeepSpeed looks for it.
+        if action.checkpoint is not None:
+            await self._ports.checkpoints.save(
+                self._ports.trainer, action.version, action.checkpoint
+            )
+        if action.offload:
+            await self._ports.trainer.offload()
+
+    async def _publish(self, action: act.Publish) -> Version:
+        publication = await self._ports.transfer.publish(action.version)
+        return publication.version
+
+    async def _wake_kv(self, action: act.WakeKv) -> None:
+        if action.asleep:
+            await self._ports.inference.wake("kv_cache")
+        else:
+            await self._ports.inference.resume()
+        self._gate.is_open = True
+
+    # The end
+
+    def _close(self, action: act.CloseRun) -> None:
+        """Once: a fault while closing is reported, and the closing that runs goes on."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._gate.is_open = False
+        unfinished = self._operation
+        self._operate(self._close_ports(action, unfinished))
+
+    async def _close_ports(
+        self, action: act.CloseRun, unfinished: asyncio.Task[None] | None
+    ) -> None:
+        try:
+            if unfinished is not None:
+                unfinished.cancel()
+                await asyncio.wait([unfinished])
+            await self._floor.close()
+            if action.checkpoint is not None:
+                await self._ports.trainer.load()
+                await self._ports.checkpoints.save(
+                    self._ports.trainer, action.version, action.checkpoint
+                )
+        except Exception as error:
+            self._fault(error)
+        for close in (self._ports.inference.close, self._ports.trainer.close):
+            try:
+                await close()
+            except Exception as error:
+                self._fault(error)
+        self._closed.set()
+        self.post(PhaseEnded(time_s=self.now_s(), phase=Phase.CLOSING))

@@ -1,0 +1,1 @@
+"""The embedded default: a model, a tokenizer and a task that the project makes itself."""

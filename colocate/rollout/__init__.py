@@ -1,0 +1,1 @@
+"""Trajectories as tasks: prompts, content, the gate, and the loop of turns."""

@@ -1,0 +1,93 @@
+"""The floor on which trajectories run: one task each, started and ended as the scheduler says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from colocate.core.types import BatchId, GroupId, TrajectoryId, Version
+from colocate.ports import PromptSource, TrainingBatch, TrainingSample
+from colocate.rollout.content import Content, ContentStore
+from colocate.rollout.runner import Desk, Runner
+
+
+class Floor:
+    """Keeps the tasks and the contents of resident trajectories."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        prompts: PromptSource,
+        tasks: asyncio.TaskGroup,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._desk = desk
+        self._prompts = prompts
+        self._group = tasks
+        self._on_fault = on_fault
+        self._tasks: dict[TrajectoryId, asyncio.Task[None]] = {}
+        self._groups: dict[TrajectoryId, GroupId] = {}
+        self.contents = ContentStore()
+
+    def start(self, trajectory: TrajectoryId, group: GroupId, attempt: int) -> None:
+        """Begins an attempt; an earlier one of the same trajectory is ended first."""
+        self._cancel(trajectory)
+        runner = Runner(
+            self._desk,
+            self.contents.begin(trajectory),
+            self._prompts.prompt(group),
+            trajectory=trajectory,
+            group=group,
+            attempt=attempt,
+        )
+        self._groups[trajectory] = group
+        task = self._group.create_task(self._guard(runner), name=f"trajectory-{trajectory}")
+        self._tasks[trajectory] = task
+
+    def end(self, trajectory: TrajectoryId) -> None:
+        """Ends the task, if it still runs, and forgets the content."""
+        self._cancel(trajectory)
+        self._groups.pop(trajectory, None)
+        self.contents.forget(trajectory)
+
+    async def close(self) -> None:
+        """Ends all tasks; on return their environments are closed."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def batch(
+        self, batch: BatchId, version: Version, trajectories: tuple[TrajectoryId, ...],
+        rewards: dict[TrajectoryId, float],
+    ) -> TrainingBatch:
+        """The samples of a lease, as the trainer takes them."""
+        return TrainingBatch(
+            batch=batch,
+            version=version,
+            samples=[self._sample(t, rewards[t]) for t in trajectories],
+        )
+
+    def _sample(self, trajectory: TrajectoryId, reward: float) -> TrainingSample:
+        content: Content = self.contents[trajectory]
+        return TrainingSample(
+            trajectory=trajectory,
+            group=self._groups[trajectory],
+            token_ids=content.token_ids,
+            loss_mask=content.loss_mask,
+            logprobs=content.logprobs,
+            versions=content.versions,
+            reward=reward,
+        )
+
+    def _cancel(self, trajectory: TrajectoryId) -> None:
+        task = self._tasks.pop(trajectory, None)
+        if task is not None:
+            task.cancel()
+
+    async def _guard(self, runner: Runner) -> None:
+        try:
+            await runner.run()
+        except Exception as error:
+            self._on_fault(error)

@@ -1,0 +1,344 @@
+"""One trajectory, one task: generate, environment step, generate, and so on to its end.
+
+          reset            generate             step / reward
+    TurnReady --> [gate] --> RequestEnded --> TurnReady ... --> TrajectoryFinished
+                    ^            |
+                    +-- abort ---+   a park cut the turn: wait at the gate, go on from its tokens
+
+Environment steps and rewards never wait for the gate; every one has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from colocate.core.events import (
+    Event,
+    RequestEnded,
+    TrajectoryFinished,
+    TrajectoryLost,
+    TurnReady,
+)
+from colocate.core.types import Ending, FinishReason, GroupId, Span, TrajectoryId
+from colocate.ports import (
+    Environment,
+    EnvironmentFactory,
+    Generation,
+    GenerationRequest,
+    Inference,
+    Prompt,
+    StepOutcome,
+)
+from colocate.rollout.content import Content
+from colocate.rollout.gate import Gate
+from colocate.rollout.seam import cut_at_stop
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RewardFunction = Callable[["Episode"], float | Awaitable[float]]
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text, without special tokens added."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What a reward function sees of a finished trajectory. ``turns`` are (speaker, text)."""
+
+    prompt: Prompt
+    turns: Sequence[tuple[str, str]]
+    environment_reward: float
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRules:
+    """Lengths in tokens, times in seconds."""
+
+    seed: int
+    max_new_tokens: int
+    max_turns: int
+    max_model_len: int
+    temperature: float
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    step_timeout_s: float
+
+
+class EnvironmentFault(Exception):
+    """A passing fault of an environment: the trajectory is filtered, its slot refilled."""
+
+
+class RewardFault(Exception):
+    """A reward function broke: the trajectory has failed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    """What all runners of a run share."""
+
+    inference: Inference
+    gate: Gate
+    tokenizer: Tokenizer
+    make_environment: EnvironmentFactory
+    reward: RewardFunction | None
+    rules: RolloutRules
+    now_s: Callable[[], float]
+    post: Callable[[Event], None]
+
+
+class Runner:
+    """Runs one attempt at one trajectory. Cancelling its task ends it quietly."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        content: Content,
+        prompt: Prompt,
+        *,
+        trajectory: TrajectoryId,
+        group: GroupId,
+        attempt: int,
+    ) -> None:
+        self._desk = desk
+        self._content = content
+        self._prompt = prompt
+        self._trajectory = trajectory
+        self._group = group
+        self._attempt = attempt
+        self._began_s = desk.now_s()
+        self._reward = 0.0
+        self._facts: Mapping[str, Any] = {}
+
+    async def run(self) -> None:
+        """Posts events until the trajectory is finished or lost."""
+        environment: Environment | None = None
+        try:
+            environment = self._desk.make_environment()
+            await self._play(environment)
+        except EnvironmentFault as fault:
+            self._lose(Ending.FILTERED, str(fault))
+        except RewardFault as fault:
+            self._lose(Ending.FAILED, str(fault))
+        finally:
+            if environment is not None:
+                await self._close(environment)
+
+    async def _play(self, environment: Environment) -> None:
+        rules = self._desk.rules
+        self._start_clock()
+        opening = await self._within_deadline(
+            environment.reset(self._prompt, self._seed("environment")), "reset"
+        )
+        self._observe("prompt", self._prompt.text + opening)
+        for turn in range(rules.max_turns):
+            if not self._room_for_turn():
+                break
+            action = await self._take_turn(turn)
+            self._content.turns.append(("agent", action))
+            self._start_clock()
+            outcome = await self._within_deadline(environment.step(action), "step")
+            self._check_outcome(outcome)
+            self._reward += outcome.reward
+            self._facts = {**self._facts, **outcome.facts}
+            if outcome.done or outcome.invalid or turn == rules.max_turns - 1:
+                if outcome.observation:
+                    self._content.turns.append(("environment", outcome.observation))
+                await self._finish(masked=outcome.invalid)
+                return
+            self._observe("environment", outcome.observation)
+        await self._finish(masked=False)
+
+    # Turns
+
+    def _room_for_turn(self) -> int:
+        rules = self._desk.rules
+        return max(0, min(rules.max_new_tokens, rules.max_model_len - len(self._content)))
+
+    async def _take_turn(self, turn: int) -> str:
+        """Generates one turn, over as many parks as it takes; returns its text."""
+        desk = self._desk
+        begins_at = len(self._content)
+        room = self._room_for_turn()
+        while True:
+            request = await desk.gate.wait(self._trajectory)
+            num_left = room - (len(self._content) - begins_at)
+            base = self._content.digest()
+            generation = await self._generate(request, num_left)
+            sampled = self._content.token_ids[begins_at:].tolist()
+            kept, finish_reason = cut_at_stop(
+                sampled, generation, desk.rules.stop, desk.tokenizer.decode
+            )
+            spans = _cut_spans(generation.spans, kept)
+            self._content.append_sampled(
+                generation.token_ids[:kept], generation.logprobs[:kept], spans
+            )
+            desk.post(
+                RequestEnded(
+                    time_s=desk.now_s(),
+                    trajectory=self._trajectory,
+                    request=request,
+                    finish_reason=finish_reason,
+                    spans=spans,
+                    num_cached_tokens=generation.num_cached_tokens,
+                    base=base,
+                    digest=self._content.digest(),
+                    num_dropped_tokens=len(generation.token_ids) - kept,
+                )
+            )
+            if finish_reason is not FinishReason.ABORT:
+                return desk.tokenizer.decode(self._content.token_ids[begins_at:].tolist())
+
+    async def _generate(self, request: str, max_new_tokens: int) -> Generation:
+        desk = self._desk
+        if not desk.gate.is_open:
+            return Generation(
+                request_id=request,
+                token_ids=(),
+                logprobs=(),
+                spans=(),
+                finish_reason=FinishReason.ABORT,
+            )
+        return await desk.inference.generate(
+            GenerationRequest(
+                request_id=request,
+                prompt_token_ids=self._content.token_ids.tolist(),
+                max_new_tokens=max_new_tokens,
+                seed=self._seed("request", len(self._content)),
+                temperature=desk.rules.temperature,
+                stop_token_ids=desk.rules.stop_token_ids,
+                stop=desk.rules.stop,
+            )
+        )
+
+    def _seed(self, *purpose: object) -> int:
+        """Derived from run, trajectory, attempt and purpose: no two draws share a seed."""
+        name = repr((self._desk.rules.seed, self._trajectory, self._attempt, *purpose))
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+
+    # The environment's side
+
+    def _start_clock(self) -> None:
+        self._began_s = self._desk.now_s()
+
+    async def _within_deadline(self, work: Awaitable[T], what: str) -> T:
+        limit_s = self._desk.rules.step_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError:
+            raise EnvironmentFault(
+                f"{what} did not answer within environment.step_timeout_s = {limit_s} s"
+            ) from None
+        except Exception as error:
+            logger.warning("trajectory %s: %s broke", self._trajectory, what, exc_info=error)
+            raise EnvironmentFault(f"{what} raised {type(error).__name__}: {error}") from error
+
+    def _check_outcome(self, outcome: StepOutcome) -> None:
+        if not isinstance(outcome, StepOutcome) or not isinstance(outcome.observation, str):
+            raise EnvironmentFault(f"step returned {type(outcome).__name__}, not a StepOutcome")
+        if not math.isfinite(outcome.reward):
+            raise EnvironmentFault(f"step returned the reward {outcome.reward}")
+
+    def _observe(self, speaker: str, text: str) -> None:
+        """Appends text and reports that the trajectory wants to be generated on."""
+        base = self._content.digest()
+        self._content.append_observed(self._desk.tokenizer.encode(text))
+        self._content.turns.append((speaker, text))
+        now_s = self._desk.now_s()
+        self._desk.post(
+            TurnReady(
+                time_s=now_s,
+                trajectory=self._trajectory,
+                attempt=self._attempt,
+                num_context_tokens=len(self._content),
+                busy_s=now_s - self._began_s,
+                base=base,
+                digest=self._content.digest(),
+            )
+        )
+
+    async def _finish(self, *, masked: bool) -> None:
+        reward = self._reward if self._desk.reward is None else await self._score()
+        now_s = self._desk.now_s()
+        self._desk.post(
+            TrajectoryFinished(
+                time_s=now_s,
+                trajectory=self._trajectory,
+                attempt=self._attempt,
+                reward=reward,
+                busy_s=now_s - self._began_s,
+                base=self._content.digest(),
+                masked=masked,
+            )
+        )
+
+    async def _score(self) -> float:
+        assert self._desk.reward is not None
+        episode = Episode(
+            prompt=self._prompt,
+            turns=tuple(self._content.turns),
+            environment_reward=self._reward,
+            facts=self._facts,
+        )
+        limit_s = self._desk.rules.step_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                reward = self._desk.reward(episode)
+                value = float(reward if isinstance(reward, (int, float)) else await reward)
+        except TimeoutError:
+            raise RewardFault(
+                f"the reward did not answer within environment.step_timeout_s = {limit_s} s"
+            ) from None
+        except Exception as error:
+            logger.warning("trajectory %s: its reward broke", self._trajectory, exc_info=error)
+            raise RewardFault(f"the reward raised {type(error).__name__}: {error}") from error
+        if not math.isfinite(value):
+            raise RewardFault(f"the reward is {value}")
+        return value
+
+    def _lose(self, ending: Ending, reason: str) -> None:
+        now_s = self._desk.now_s()
+        self._desk.post(
+            TrajectoryLost(
+                time_s=now_s,
+                trajectory=self._trajectory,
+                attempt=self._attempt,
+                ending=ending,
+                reason=reason,
+                busy_s=now_s - self._began_s,
+            )
+        )
+
+    async def _close(self, environment: Environment) -> None:
+        try:
+            async with asyncio.timeout(self._desk.rules.step_timeout_s):
+                await environment.close()
+        except TimeoutError:
+            logger.warning("trajectory %s: its environment did not close in time", self._trajectory)
+        except Exception:
+            logger.warning("trajectory %s: closing its environment broke", self._trajectory, exc_info=True)
+
+
+def _cut_spans(spans: Sequence[Span], num_tokens: int) -> tuple[Span, ...]:
+    """The spans of the first ``num_tokens`` tokens."""
+    kept: list[Span] = []
+    for span in spans:
+        length = min(span.length, num_tokens)
+        if length:
+            kept.append(Span(version=span.version, length=length))
+        num_tokens -= length
+    return tuple(kept)

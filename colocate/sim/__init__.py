@@ -1,0 +1,1 @@
+"""The same core and driver under a virtual clock, with simulated ports."""

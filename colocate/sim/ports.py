@@ -1,0 +1,309 @@
+"""Simulated ports: the behaviour that the driver relies on, with durations for work.
+
+They keep the contracts of the real ones (``tests/contracts``) and refuse misuse as those would:
+a request to a sleeping engine, a training step without the trainer loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from colocate.core.events import PromptCursor
+from colocate.core.types import FinishReason, GroupId, MemorySample, Span, Version
+from colocate.ports import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    Publication,
+    StepOutcome,
+    StepReport,
+    Trainer,
+    TrainingBatch,
+    WakeTag,
+)
+
+SIM_VOCABULARY = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimEngineSettings:
+    """Durations in seconds, sizes in bytes."""
+
+    token_s: float = 0.02
+    stop_probability: float = 0.1
+    weight_bytes: int = 2 * 2**30
+    kv_bytes: int = 8 * 2**30
+    residual_bytes: int = 2**28
+    sleep_s: float = 0.2
+    wake_s: float = 0.2
+
+
+class SimInference:
+    """An engine whose every request decodes one token each ``token_s``."""
+
+    def __init__(self, settings: SimEngineSettings | None = None) -> None:
+        self.settings = settings or SimEngineSettings()
+        self.version = Version(0)
+        self.num_requests = 0
+        self._parked = asyncio.Event()
+        self._asleep: set[WakeTag] = set()
+        self._running = 0
+        self._started = False
+
+    @property
+    def held_bytes(self) -> int:
+        if not self._started:
+            return 0
+        s = self.settings
+        held = s.residual_bytes
+        held += 0 if "weights" in self._asleep else s.weight_bytes
+        return held + (0 if "kv_cache" in self._asleep else s.kv_bytes)
+
+    async def start(self) -> None:
+        await asyncio.sleep(1.0)
+        self._started = True
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if not self._started or self._asleep:
+            raise RuntimeError(f"request {request.request_id} reached an engine that cannot serve")
+        self.num_requests += 1
+        self._running += 1
+        began_s = asyncio.get_running_loop().time()
+        planned = self._plan(request)
+        try:
+            async with asyncio.timeout(len(planned) * self.settings.token_s):
+                await self._parked.wait()
+            elapsed_s = asyncio.get_running_loop().time() - began_s
+            tokens, reason = planned[: int(elapsed_s / self.settings.token_s)], FinishReason.ABORT
+        except TimeoutError:
+            tokens = planned
+            stopped = tokens[-1] in request.stop_token_ids
+            reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+        finally:
+            self._running -= 1
+        spans = (Span(version=self.version, length=len(tokens)),) if tokens else ()
+        return Generation(
+            request_id=request.request_id,
+            token_ids=tokens,
+            logprobs=[-((t % 7) + 1) / 8 for t in tokens],
+            spans=spans,
+            finish_reason=reason,
+        )
+
+    def _plan(self, request: GenerationRequest) -> list[int]:
+        draw = random.Random(request.seed)
+        tokens: list[int] = []
+        while len(tokens) < request.max_new_tokens:
+            if request.stop_token_ids and draw.random() < self.settings.stop_probability:
+                tokens.append(request.stop_token_ids[0])
+                break
+            tokens.append(draw.randrange(1, SIM_VOCABULARY))
+        return tokens
+
+    async def park(self) -> None:
+        self._parked.set()
+        while self._running:
+            await asyncio.sleep(0)
+
+    async def resume(self) -> None:
+        self._parked.clear()
+
+    async def sleep(self, level: Literal[1, 2]) -> None:
+        if not self._parked.is_set():
+            raise RuntimeError("the engine was put to sleep without having been parked")
+        await asyncio.sleep(self.settings.sleep_s)
+        self._asleep = {"weights", "kv_cache"}
+
+    async def wake(self, tag: WakeTag) -> None:
+        if tag == "kv_cache" and "weights" in self._asleep:
+            raise RuntimeError("the KV cache was woken before the weights")
+        await asyncio.sleep(self.settings.wake_s)
+        self._asleep.discard(tag)
+        if not self._asleep:
+            await self.resume()
+
+    def process_ids(self) -> Sequence[int]:
+        return ()
+
+    async def close(self) -> None:
+        self._started = False
+        self._parked.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimTrainerSettings:
+    token_s: float = 1e-4
+    state_bytes: int = 6 * 2**30
+    activation_bytes: int = 2**30
+    move_s: float = 0.2
+
+
+class SimTrainer:
+    """Trains by waiting; counts what it was given."""
+
+    def __init__(self, settings: SimTrainerSettings | None = None) -> None:
+        self.settings = settings or SimTrainerSettings()
+        self.version = Version(0)
+        self.is_loaded = False
+        self.trained: list[TrainingBatch] = []
+        self._is_training = False
+
+    @property
+    def held_bytes(self) -> int:
+        s = self.settings
+        return (s.state_bytes if self.is_loaded else 0) + (
+            s.activation_bytes if self._is_training else 0
+        )
+
+    async def start(self) -> None:
+        await asyncio.sleep(1.0)
+        self.is_loaded = True
+
+    async def load(self) -> None:
+        await asyncio.sleep(self.settings.move_s)
+        self.is_loaded = True
+
+    async def train(self, batch: TrainingBatch) -> StepReport:
+        if not self.is_loaded:
+            raise RuntimeError("a training step without the trainer loaded")
+        if batch.version != self.version:
+            raise ValueError(f"a batch for version {batch.version}, but this is {self.version}")
+        num_tokens = sum(sum(sample.loss_mask) for sample in batch.samples)
+        if not num_tokens:
+            raise ValueError(f"batch {batch.batch} has no trainable token")
+        self._is_training = True
+        await asyncio.sleep(num_tokens * self.settings.token_s)
+        self._is_training = False
+        self.version = Version(self.version + 1)
+        self.trained.append(batch)
+        rewards = [sample.reward for sample in batch.samples]
+        return StepReport(
+            batch=batch.batch,
+            version=self.version,
+            metrics={
+                "num_tokens": float(num_tokens),
+                "reward_mean": sum(rewards) / len(rewards),
+            },
+        )
+
+    async def offload(self) -> None:
+        await asyncio.sleep(self.settings.move_s)
+        self.is_loaded = False
+
+    async def save(self, folder: Path) -> None:
+        await asyncio.sleep(self.settings.move_s)
+
+    async def restore(self, folder: Path) -> Version:
+        await asyncio.sleep(self.settings.move_s)
+        return self.version
+
+    def process_ids(self) -> Sequence[int]:
+        return ()
+
+    async def close(self) -> None:
+        self.is_loaded = False
+
+
+class SimTransfer:
+    """Hands the trainer's version to the engine."""
+
+    def __init__(self, trainer: SimTrainer, inference: SimInference, publish_s: float = 0.1) -> None:
+        self._trainer = trainer
+        self._inference = inference
+        self._publish_s = publish_s
+
+    async def publish(self, version: Version) -> Publication:
+        await asyncio.sleep(self._publish_s)
+        self._inference.version = self._trainer.version
+        num_bytes = self._inference.settings.weight_bytes
+        return Publication(version=self._trainer.version, num_tensors=1, num_bytes=num_bytes)
+
+
+class SimMemory:
+    """A device that holds what engine and trainer say that they hold."""
+
+    def __init__(self, trainer: SimTrainer, inference: SimInference, total: int) -> None:
+        self._trainer = trainer
+        self._inference = inference
+        self._total = total
+
+    async def measure(self) -> MemorySample:
+        tenants = {"engine": self._inference.held_bytes, "trainer": self._trainer.held_bytes}
+        return MemorySample(used=sum(tenants.values()), total=self._total, tenants=tenants)
+
+
+class SimCheckpoints:
+    """Remembers cursors by version."""
+
+    def __init__(self) -> None:
+        self.saved: dict[Version, PromptCursor] = {}
+
+    async def save(self, trainer: Trainer, version: Version, cursor: PromptCursor) -> None:
+        await trainer.save(Path(f"step_{version}"))
+        self.saved[version] = cursor
+
+    async def restore(self, trainer: Trainer, version: Version) -> None:
+        await trainer.restore(Path(f"step_{version}"))
+
+
+class SimPrompts:
+    def prompt(self, position: GroupId) -> Prompt:
+        return Prompt(text="?" * (1 + position % 5), columns={"position": position})
+
+
+class SimTokenizer:
+    """One token a character."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) % SIM_VOCABULARY for c in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(t) for t in token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimEnvironmentSettings:
+    """``tail`` is the Pareto exponent of a step's latency; infinite is constant."""
+
+    mean_turns: float = 3.0
+    latency_s: float = 0.3
+    tail: float = 2.0
+    failure_probability: float = 0.0
+    invalid_probability: float = 0.0
+
+
+class SimEnvironment:
+    """Answers after a heavy-tailed latency, ends after a geometric number of turns."""
+
+    def __init__(self, settings: SimEnvironmentSettings) -> None:
+        self._settings = settings
+        self._draw = random.Random(0)
+        self.is_open = False
+
+    async def reset(self, prompt: Prompt, seed: int) -> str:
+        self._draw = random.Random(seed)
+        self.is_open = True
+        await self._wait()
+        return ""
+
+    async def step(self, action: str) -> StepOutcome:
+        await self._wait()
+        draw = self._draw.random()
+        if draw < self._settings.failure_probability:
+            raise ConnectionError("the simulated sandbox went away")
+        if self._draw.random() < self._settings.invalid_probability:
+            return StepOutcome(observation="", done=True, invalid=True)
+        if self._draw.random() < 1 / self._settings.mean_turns:
+            return StepOutcome(observation="", reward=self._draw.random(), done=True)
+        return StepOutcome(observation="ok")
+
+    async def close(self) -> None:
+        self.is_open = False
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self._settings.latency_s * self._draw.paretovariate(self._settings.tail))

@@ -1,0 +1,113 @@
+"""One simulated run: the scheduler and the driver of a real run, over simulated ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from colocate.core.events import PromptCursor, RunStarted
+from colocate.core.scheduler import Scheduler
+from colocate.core.settings import Settings
+from colocate.core.swap import Outcome
+from colocate.core.types import Version
+from colocate.driver import Driver, Observer, Ports
+from colocate.journal import JournalWriter
+from colocate.rollout.runner import RolloutRules
+from colocate.sim.ports import (
+    SimCheckpoints,
+    SimEngineSettings,
+    SimEnvironment,
+    SimEnvironmentSettings,
+    SimInference,
+    SimMemory,
+    SimPrompts,
+    SimTokenizer,
+    SimTrainer,
+    SimTrainerSettings,
+    SimTransfer,
+)
+
+STOP_TOKEN = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """The simulated world. ``device_bytes`` None: nothing measures memory."""
+
+    engine: SimEngineSettings = field(default_factory=SimEngineSettings)
+    trainer: SimTrainerSettings = field(default_factory=SimTrainerSettings)
+    environment: SimEnvironmentSettings = field(default_factory=SimEnvironmentSettings)
+    device_bytes: int | None = 16 * 2**30
+    max_new_tokens: int = 32
+    max_turns: int = 8
+    max_model_len: int = 512
+    step_timeout_s: float = 300.0
+    seed: int = 0
+
+
+class Simulation:
+    """Builds the ports; ``await run()`` under a virtual clock (``run_virtual``)."""
+
+    def __init__(
+        self, settings: Settings, world: SimSettings, journal: Path, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.settings = settings
+        self.world = world
+        self.inference = SimInference(world.engine)
+        self.trainer = SimTrainer(world.trainer)
+        self.checkpoints = SimCheckpoints()
+        self.scheduler = Scheduler(settings)
+        self.environments: list[SimEnvironment] = []
+        self.driver = Driver(
+            self.scheduler, self._ports(), self._rules(), JournalWriter(journal), observers
+        )
+
+    async def run(
+        self, *, version: Version = Version(0), cursor: PromptCursor | None = None
+    ) -> Outcome:
+        """Runs to the end; ``version`` above 0 resumes there."""
+        self.trainer.version = version
+        started = RunStarted(
+            time_s=0.0,
+            settings=self.settings,
+            version=version,
+            cursor=cursor or PromptCursor(),
+        )
+        outcome = await self.driver.run(started)
+        # Environments close in the tasks that the driver has already awaited.
+        await asyncio.sleep(0)
+        return outcome
+
+    def _make_environment(self) -> SimEnvironment:
+        environment = SimEnvironment(self.world.environment)
+        self.environments.append(environment)
+        return environment
+
+    def _ports(self) -> Ports:
+        total = self.world.device_bytes
+        memory = SimMemory(self.trainer, self.inference, total) if total else None
+        return Ports(
+            inference=self.inference,
+            trainer=self.trainer,
+            transfer=SimTransfer(self.trainer, self.inference),
+            measure=memory.measure if memory else None,
+            make_environment=self._make_environment,
+            prompts=SimPrompts(),
+            tokenizer=SimTokenizer(),
+            reward=None,
+            checkpoints=self.checkpoints,
+        )
+
+    def _rules(self) -> RolloutRules:
+        return RolloutRules(
+            seed=self.world.seed,
+            max_new_tokens=self.world.max_new_tokens,
+            max_turns=self.world.max_turns,
+            max_model_len=self.world.max_model_len,
+            temperature=1.0,
+            stop=(),
+            stop_token_ids=(STOP_TOKEN,),
+            step_timeout_s=self.world.step_timeout_s,
+        )

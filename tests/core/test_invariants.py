@@ -1,0 +1,183 @@
+"""The six invariants over random orders of facts, and proof that the search can find a fault."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from colocate.core import staleness
+from colocate.core.buffer import Buffer
+from colocate.core.settings import Settings
+from colocate.core.swap import Swapper
+from colocate.core.trajectory import ProtocolError
+from tests.core.world import World
+
+random_orders = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@st.composite
+def run_settings(draw: st.DrawFn) -> Settings:
+    max_staleness = draw(st.integers(0, 3))
+    return Settings(
+        steps=draw(st.integers(1, 4)),
+        group_size=draw(st.integers(1, 3)),
+        groups_per_step=draw(st.integers(1, 2)),
+        max_staleness=max_staleness,
+        policy=draw(st.sampled_from(["interval", "timed", "drain"])),
+        swap_interval=draw(st.integers(1, max_staleness + 1)),
+        period_s=draw(st.sampled_from([0.5, 5.0])),
+        expiry_grace_s=draw(st.sampled_from([0.0, 3.0])),
+        max_inflight=draw(st.none() | st.integers(1, 4)),
+        on_stale=draw(st.sampled_from(["expire", "restart"])),
+        max_filtered_fraction=1.0,
+        sleep=draw(st.sampled_from(["auto", 0, 1, 2])),
+    )
+
+
+def play(world: World, data: st.DataObject, num_facts: int) -> None:
+    for _ in range(num_facts):
+        if world.is_over:
+            return
+        facts = world.possible()
+        chosen = data.draw(st.integers(0, len(facts) - 1))
+        facts[chosen](data.draw(st.integers(0, 11)))
+
+
+@random_orders
+@given(run_settings(), st.data(), st.integers(0, 150))
+def test_every_order_of_facts_keeps_the_invariants_and_can_still_complete(
+    run: Settings, data: st.DataObject, num_facts: int
+) -> None:
+    world = World(run)
+    play(world, data, num_facts)
+    world.finish_fairly()
+    world.auditor.check_summary(world.scheduler.summary())
+    assert world.auditor.violations == []
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert outcome.status == "completed", outcome.error
+    assert world.scheduler.swapper.engine_version == run.steps
+
+
+@random_orders
+@given(run_settings(), st.data(), st.integers(0, 80))
+def test_an_event_that_is_refused_changes_nothing(
+    run: Settings, data: st.DataObject, num_facts: int
+) -> None:
+    world = World(run)
+    play(world, data, num_facts)
+    event, _ = data.draw(st.sampled_from(world.lines))
+    before = world.scheduler.summary(), world.scheduler.phase
+    try:
+        world.scheduler.handle(event)
+    except ProtocolError:
+        assert (world.scheduler.summary(), world.scheduler.phase) == before
+
+
+@random_orders
+@given(run_settings(), st.data(), st.integers(0, 120))
+def test_drain_and_a_bound_of_zero_carry_nothing(
+    run: Settings, data: st.DataObject, num_facts: int
+) -> None:
+    world = World(run)
+    play(world, data, num_facts)
+    world.finish_fairly()
+    summary = world.scheduler.summary()
+    if run.policy == "drain" or run.max_staleness == 0:
+        assert summary["partials"]["carried"] == 0
+        assert summary["tokens"]["carried"] == 0
+    if run.max_staleness == 0:
+        assert summary["staleness"]["max_trained_lag"] == 0
+
+
+# Faults that the search above must be able to find: each breaks one rule in one place.
+
+
+def forget_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staleness, "lag", lambda trained_at, sampled_at: 0)
+
+
+def lease_incomplete_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(self: Buffer, group: int) -> None:
+        self._complete[group] = None  # type: ignore[index]
+
+    monkeypatch.setattr(Buffer, "_settle", settle)
+
+
+def keep_a_batch_after_its_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    acknowledge = Buffer.acknowledge
+
+    def twice(self: Buffer, lease, time_s):  # type: ignore[no-untyped-def]
+        kept = {t: self._trajectories[t] for t in lease.trajectories}
+        ended = acknowledge(self, lease, time_s)
+        for group in lease.groups:
+            members = [t for t, record in kept.items() if record.group == group]
+            self._groups[group] = type(self).Group_type(id=group, members=members)
+            self._trajectories.update(kept)
+            self._complete[group] = None
+        return ended
+
+    from colocate.core.buffer import Group
+
+    monkeypatch.setattr(Buffer, "Group_type", Group, raising=False)
+    monkeypatch.setattr(Buffer, "acknowledge", twice)
+
+
+def end_without_telling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def retire(self: Swapper, next_version, time_s):  # type: ignore[no-untyped-def]
+        from colocate.core.types import Ending
+
+        for group in self._buffer.stale_groups(next_version):
+            self._buffer.end_group(group, Ending.EXPIRED, time_s)
+        return []
+
+    monkeypatch.setattr(Swapper, "_retire", retire)
+
+
+def let_requests_through_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    from colocate.core.scheduler import Scheduler
+
+    go_on = Scheduler._go_on
+
+    def leaky(self: Scheduler, event):  # type: ignore[no-untyped-def]
+        return go_on(self, event) + self._submit()
+
+    monkeypatch.setattr(Scheduler, "_go_on", leaky)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        forget_the_bound,
+        lease_incomplete_groups,
+        keep_a_batch_after_its_acknowledgement,
+        end_without_telling,
+        let_requests_through_while_training,
+    ],
+)
+def test_the_properties_catch_a_broken_buffer(break_it, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it(monkeypatch)
+
+    @settings(
+        max_examples=300,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(run_settings(), st.data(), st.integers(40, 150))
+    def search(run: Settings, data: st.DataObject, num_facts: int) -> None:
+        world = World(run)
+        play(world, data, num_facts)
+        world.finish_fairly()
+        world.auditor.check_summary(world.scheduler.summary())
+        assert world.auditor.violations == []
+
+    with pytest.raises((AssertionError, ProtocolError, KeyError, ZeroDivisionError)):
+        search()

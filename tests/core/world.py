@@ -1,0 +1,262 @@
+"""A world without time and without I/O that feeds the scheduler every fact that could come next.
+
+Which of the possible facts comes is the caller's choice, so Hypothesis can look for the order
+that breaks something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from colocate.core import actions as act
+from colocate.core import events as ev
+from colocate.core.audit import Auditor
+from colocate.core.phases import ENDS, Phase
+from colocate.core.scheduler import Scheduler
+from colocate.core.settings import Settings
+from colocate.core.types import (
+    Ending,
+    FinishReason,
+    MemorySample,
+    Span,
+    TrajectoryId,
+    Version,
+)
+
+PHASE_OF = {
+    act.StartPorts: Phase.STARTING,
+    act.Park: Phase.PARKING,
+    act.Sleep: Phase.SLEEPING,
+    act.LoadTrainer: Phase.TRAINER_WAKING,
+    act.OffloadTrainer: Phase.TRAINER_OFFLOADING,
+    act.WakeWeights: Phase.WEIGHTS_WAKING,
+    act.Publish: Phase.PUBLISHING,
+    act.WakeKv: Phase.KV_WAKING,
+    act.CloseRun: Phase.CLOSING,
+}
+
+FAULTS = ("turn", "finish", "mask", "filter", "fail")
+
+
+@dataclass
+class Actor:
+    """A trajectory as the world knows it."""
+
+    attempt: int = 0
+    content: str = ""
+    spans: list[Span] = field(default_factory=list)
+    request: str | None = None
+    is_acting: bool = True
+    turns: int = 0
+
+
+class World:
+    def __init__(self, settings: Settings, *, max_turns: int = 3) -> None:
+        self.scheduler = Scheduler(settings)
+        self.auditor = Auditor()
+        self.actors: dict[TrajectoryId, Actor] = {}
+        self.lines: list[tuple[ev.Event, list[act.Action]]] = []
+        self.time_s = 0.0
+        self._max_turns = max_turns
+        self._operation: act.Action | None = None
+        self._swap_timers: list[float] = []
+        self._wants_memory = False
+        self._engine_asleep = False
+        self._parking = False
+        self.take(ev.RunStarted(time_s=0.0, settings=settings))
+
+    @property
+    def is_over(self) -> bool:
+        return self.scheduler.phase in ENDS
+
+    def take(self, event: ev.Event) -> list[act.Action]:
+        actions = self.scheduler.handle(event)
+        self.lines.append((event, actions))
+        self.auditor.feed(event, actions)
+        for action in actions:
+            self._carry_out(action)
+        return actions
+
+    def possible(self) -> list[Callable[[int], None]]:
+        """Every fact that could come next; each takes a number that chooses its variant."""
+        facts: list[Callable[[int], None]] = []
+        if self._operation is not None:
+            facts.append(self._end_operation)
+        if self._wants_memory:
+            facts.append(self._sample_memory)
+        if self._swap_timers:
+            facts.append(self._fire_swap_timer)
+        for identifier, actor in self.actors.items():
+            if actor.request is not None:
+                facts.append(lambda n, i=identifier: self._end_request(i, n))
+            elif actor.is_acting:
+                facts.append(lambda n, i=identifier: self._answer(i, FAULTS[n % len(FAULTS)], n))
+        return facts
+
+    def finish_fairly(self, max_events: int = 20_000) -> None:
+        """From here on everything answers, in order, and nothing breaks."""
+        for _ in range(max_events):
+            if self.is_over:
+                return
+            if self._operation is not None:
+                self._end_operation(0)
+                continue
+            if self._wants_memory:
+                self._sample_memory(0)
+                continue
+            if not self._progress_one():
+                assert self._swap_timers, "nothing can happen any more"
+                self._fire_swap_timer(0)
+        raise AssertionError(f"not over after {max_events} events")
+
+    def _progress_one(self) -> bool:
+        for identifier, actor in self.actors.items():
+            if actor.request is not None:
+                self._end_request(identifier, 2)
+                return True
+            if actor.is_acting:
+                done = actor.turns >= self._max_turns
+                self._answer(identifier, "finish" if done else "turn", 0)
+                return True
+        return False
+
+    # Facts
+
+    def _tick(self) -> float:
+        self.time_s += 0.25
+        return self.time_s
+
+    def memory(self) -> MemorySample:
+        engine = 10 if self._engine_asleep else 60
+        return MemorySample(used=engine, total=100, tenants={"engine": engine, "trainer": 0})
+
+    def _sample_memory(self, _: int) -> None:
+        self._wants_memory = False
+        self.take(ev.MemorySampled(time_s=self._tick(), memory=self.memory()))
+
+    def _fire_swap_timer(self, _: int) -> None:
+        self.time_s = max(self.time_s, self._swap_timers.pop(0))
+        self.take(ev.TimerFired(time_s=self.time_s, timer="swap"))
+
+    def _end_operation(self, _: int) -> None:
+        action, self._operation = self._operation, None
+        assert action is not None
+        if isinstance(action, act.Train):
+            self._end_training(action)
+            return
+        if isinstance(action, act.Sleep):
+            self._engine_asleep = True
+        if isinstance(action, act.WakeKv):
+            self._engine_asleep = False
+        version = action.version if isinstance(action, act.Publish) else None
+        self.take(
+            ev.PhaseEnded(
+                time_s=self._tick(),
+                phase=PHASE_OF[type(action)],
+                memory=self.memory(),
+                version=version,
+            )
+        )
+
+    def _end_training(self, action: act.Train) -> None:
+        actors = [self.actors[t] for t in action.trajectories]
+        self.take(
+            ev.BatchTrained(
+                time_s=self._tick(),
+                batch=action.batch,
+                version=Version(action.version + 1),
+                digests=tuple(a.content for a in actors),
+                num_tokens=sum(s.length for a in actors for s in a.spans),
+            )
+        )
+
+    def _end_request(self, identifier: TrajectoryId, n: int) -> None:
+        actor = self.actors[identifier]
+        assert actor.request is not None
+        aborted = self._parking and n % 3 != 2
+        length = n % 4 if aborted else 1 + n % 4
+        version = self.scheduler.swapper.engine_version
+        spans = (Span(version=version, length=length),) if length else ()
+        request, actor.request = actor.request, None
+        base = actor.content
+        actor.content += f"/{request}x{length}"
+        actor.spans.extend(spans)
+        actor.is_acting = not aborted
+        self.take(
+            ev.RequestEnded(
+                time_s=self._tick(),
+                trajectory=identifier,
+                request=request,
+                finish_reason=FinishReason.ABORT if aborted else FinishReason.STOP,
+                spans=spans,
+                num_cached_tokens=0,
+                base=base,
+                digest=actor.content,
+            )
+        )
+
+    def _answer(self, identifier: TrajectoryId, what: str, n: int) -> None:
+        actor = self.actors[identifier]
+        if what == "turn" or (what in ("finish", "mask") and not actor.spans):
+            base = actor.content
+            actor.content += f"+{n}"
+            actor.is_acting = False
+            actor.turns += 1
+            self.take(
+                ev.TurnReady(
+                    time_s=self._tick(),
+                    trajectory=identifier,
+                    attempt=actor.attempt,
+                    num_context_tokens=len(actor.content),
+                    busy_s=0.1,
+                    base=base,
+                    digest=actor.content,
+                )
+            )
+            return
+        actor.is_acting = False
+        if what in ("finish", "mask"):
+            self.take(
+                ev.TrajectoryFinished(
+                    time_s=self._tick(),
+                    trajectory=identifier,
+                    attempt=actor.attempt,
+                    reward=float(n),
+                    busy_s=0.1,
+                    base=actor.content,
+                    masked=what == "mask",
+                )
+            )
+            return
+        self.take(
+            ev.TrajectoryLost(
+                time_s=self._tick(),
+                trajectory=identifier,
+                attempt=actor.attempt,
+                ending=Ending.FILTERED if what == "filter" else Ending.FAILED,
+                reason="it was unlucky",
+                busy_s=0.1,
+            )
+        )
+
+    # Commands
+
+    def _carry_out(self, action: act.Action) -> None:
+        match action:
+            case act.StartTrajectory():
+                self.actors[action.trajectory] = Actor(attempt=action.attempt)
+            case act.EndTrajectory():
+                del self.actors[action.trajectory]
+            case act.SubmitRequest():
+                actor = self.actors[action.trajectory]
+                assert actor.request is None
+                actor.request = action.request
+            case act.SetTimer():
+                if action.timer == "swap":
+                    self._swap_timers.append(action.at_s)
+            case act.SampleMemory():
+                self._wants_memory = True
+            case _:
+                self._parking = isinstance(action, act.Park)
+                self._operation = action
