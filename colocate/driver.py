@@ -267,7 +267,10 @@ class Driver:
             self._journal.flush()
             self.post(
                 PhaseEnded(
-                    time_s=self.now_s(), phase=phase, memory=memory, peak=self._peak,
+                    time_s=self.now_s(),
+                    phase=phase,
+                    memory=memory,
+                    peak=self._peak,
                     version=version,
                 )
             )
@@ -294,9 +297,7 @@ class Driver:
 
     async def _train(self, action: act.Train) -> None:
         self._peak = None
-        batch = self._floor.batch(
-            action.batch, action.version, action.trajectories, self._rewards
-        )
+        batch = self._floor.batch(action.batch, action.version, action.trajectories, self._rewards)
         digests = tuple(self._floor.contents[t].digest() for t in action.trajectories)
         report = await self._ports.trainer.train(batch)
         memory = await self._measure()

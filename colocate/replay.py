@@ -80,8 +80,11 @@ def _decide_again(scheduler: Scheduler, entry: Entry) -> str | None:
 def main(run_dir: Path) -> int:
     """Prints what was checked and found; returns the command's exit status."""
     if not (run_dir / "events.jsonl").is_file():
-        print(f"colocate replay: {run_dir} is not a run's folder: it has no events.jsonl. Give the "
-              "folder that the run printed at its end.", file=sys.stderr)
+        print(
+            f"colocate replay: {run_dir} is not a run's folder: it has no events.jsonl. Give the "
+            "folder that the run printed at its end.",
+            file=sys.stderr,
+        )
         return 2
     try:
         found = replay(run_dir)

@@ -143,7 +143,9 @@ class Auditor:
                     f"request {event.request} has tokens of version {span.version} while the "
                     f"engine is at {self._engine_version}",
                 )
-        if not self._may_generate and (event.spans or event.finish_reason is not FinishReason.ABORT):
+        if not self._may_generate and (
+            event.spans or event.finish_reason is not FinishReason.ABORT
+        ):
             self._report("exclusion", f"request {event.request} generated during a swap")
 
     def _phase_ended(self, event: ev.PhaseEnded) -> None:
@@ -168,6 +170,9 @@ class Auditor:
                 "exactly once",
                 f"batch {event.batch} took version {self._trainer_version} to {event.version}",
             )
+        for trajectory in lease.trajectories:
+            for version, count in self._lives[trajectory].versions.items():
+                self._lags[lease.version - version] += count
         self._trainer_version = event.version
         self.num_batches += 1
         lives = [self._lives[t] for t in lease.trajectories if t in self._lives]
@@ -219,7 +224,9 @@ class Auditor:
     def _ended(self, action: act.EndTrajectory) -> None:
         life = self._lives.get(action.trajectory)
         if life is None or life.ending is not None:
-            self._report("conservation", f"trajectory {action.trajectory} ended twice, or never was")
+            self._report(
+                "conservation", f"trajectory {action.trajectory} ended twice, or never was"
+            )
             return
         life.ending = action.ending
         if (action.ending is Ending.TRAINED) != (life.trained_in is not None):
@@ -240,9 +247,8 @@ class Auditor:
                 self._report("exactly once", f"trajectory {trajectory} cannot be trained (again)")
                 continue
             life.trained_in = action.batch
-            for version, count in life.versions.items():
+            for version in life.versions:
                 lag = self._trainer_version - version
-                self._lags[lag] += count
                 if not 0 <= lag <= self._settings.max_staleness:
                     self._report("bound", f"trajectory {trajectory} has tokens {lag} behind")
         self._check_groups(action)

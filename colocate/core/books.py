@@ -40,7 +40,7 @@ class Books:
     mismatch_max: float | None = None
     mismatch_sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     mismatch_steps: int = 0
-    phase_s: Counter[Phase] = field(default_factory=Counter)
+    phase_s: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     _swap_windows: list[tuple[float, float | None]] = field(default_factory=list)
 
     def enter_phase(self, left: Phase, entered: Phase, since_s: float, time_s: float) -> None:
@@ -94,9 +94,7 @@ class Books:
         return {
             "steps": self.steps,
             "swaps": self.swaps,
-            "phase_s": {
-                str(p): round(self.phase_s[p], 6) for p in Phase if p not in ENDS
-            },
+            "phase_s": {str(p): round(self.phase_s[p], 6) for p in Phase if p not in ENDS},
             "trajectories": {
                 "admitted": self.admitted,
                 **{str(e): self.endings[e] for e in Ending},

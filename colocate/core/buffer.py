@@ -174,9 +174,7 @@ class Buffer:
         """Leases up to ``max_batches`` full batches; the j-th begins at ``version + j``."""
         leases = []
         for j, groups in enumerate(self.plan(version, max_batches)):
-            members = [
-                m for g in groups for m in self._members(g) if m.state is State.FINISHED
-            ]
+            members = [m for g in groups for m in self._members(g) if m.state is State.FINISHED]
             for member in members:
                 member.move(Trigger.LEASED, time_s)
             for group in groups:
@@ -268,7 +266,9 @@ class Buffer:
         return (self._trajectories[t] for t in self._groups[group].members)
 
     def _settle(self, group: GroupId) -> None:
-        if all(m.state is State.FINISHED or m.ending is Ending.MASKED for m in self._members(group)):
+        if all(
+            m.state is State.FINISHED or m.ending is Ending.MASKED for m in self._members(group)
+        ):
             self._complete[group] = None
 
     def _end(self, trajectory: Trajectory, ending: Ending, time_s: float) -> None:

@@ -6,6 +6,7 @@ The state diagram in ``docs/architecture.md`` is generated from ``TRANSITIONS``.
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import pairwise
 
 
 class Phase(StrEnum):
@@ -55,7 +56,7 @@ TRANSITIONS: dict[tuple[Phase, Cause], Phase] = {
     (Phase.STARTING, Cause.DONE): Phase.ROLLOUT,
     (Phase.STARTING, Cause.RESUMED): Phase.WEIGHTS_WAKING,
     (Phase.ROLLOUT, Cause.SWAP_DUE): Phase.PARKING,
-    **{(a, Cause.DONE): b for a, b in zip(SWAP[:-1], SWAP[1:], strict=True)},
+    **{(a, Cause.DONE): b for a, b in pairwise(SWAP)},
     (Phase.KV_WAKING, Cause.DONE): Phase.ROLLOUT,
     **{
         (phase, Cause.CLOSE): Phase.CLOSING

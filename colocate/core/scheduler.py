@@ -52,7 +52,6 @@ from colocate.core.swap import Swapper
 from colocate.core.trajectory import ProtocolError, State, Trajectory, Trigger
 from colocate.core.types import Ending, FinishReason, TrajectoryId
 
-
 _OF_TRAJECTORIES = frozenset({TurnReady, RequestEnded, TrajectoryFinished, TrajectoryLost})
 
 _MAY_BRING_A_SWAP = frozenset({TrajectoryFinished, TrajectoryLost, TimerFired, PhaseEnded})
@@ -110,9 +109,7 @@ class Scheduler:
         if (self._prompts is None) is not isinstance(event, RunStarted):
             raise ProtocolError("a run begins with RunStarted, once")
         if event.time_s < self.swapper.now_s:
-            raise ProtocolError(
-                f"time runs backwards: {event.time_s} after {self.swapper.now_s}"
-            )
+            raise ProtocolError(f"time runs backwards: {event.time_s} after {self.swapper.now_s}")
         actions = self._handlers[type(event)](event)
         self.swapper.now_s = event.time_s
         if self.phase not in ENDS and self.phase is not Phase.CLOSING:
@@ -157,8 +154,7 @@ class Scheduler:
             len(self.buffer) + settings.group_size <= settings.max_resident
             and self.buffer.num_groups < groups_left
         ):
-            for trajectory in self.buffer.admit(self._prompts.draw()):
-                actions.append(self._start(trajectory))
+            actions += [self._start(t) for t in self.buffer.admit(self._prompts.draw())]
         return actions
 
     def _start(self, trajectory: Trajectory) -> StartTrajectory:
@@ -300,4 +296,3 @@ class Scheduler:
         assert trajectory.ending is not None
         self.books.end(trajectory.ending, reason, trajectory.num_sampled_tokens)
         return EndTrajectory(trajectory=trajectory.id, ending=trajectory.ending, reason=reason)
-

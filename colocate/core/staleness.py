@@ -85,10 +85,8 @@ def assign_batches(
     Returns:
         Full batches only, each a list of positions in ``oldest_versions``.
     """
-    order = sorted(
-        range(len(oldest_versions)),
-        key=lambda i: (version if oldest_versions[i] is None else oldest_versions[i]),
-    )
+    ages = [version if age is None else age for age in oldest_versions]
+    order = sorted(range(len(ages)), key=ages.__getitem__)
     batches: list[list[int]] = []
     current: list[int] = []
     for position in order:

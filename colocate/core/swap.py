@@ -320,7 +320,9 @@ class Swapper:
         known = tuple(self._digest(t) for t in lease.trajectories)
         if event.digests != known:
             wrong = [
-                t for t, a, b in zip(lease.trajectories, known, event.digests, strict=False) if a != b
+                t
+                for t, a, b in zip(lease.trajectories, known, event.digests, strict=False)
+                if a != b
             ]
             raise ProtocolError(
                 f"batch {event.batch} was not trained on what was leased: of "

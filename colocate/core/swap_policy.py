@@ -86,8 +86,11 @@ class Drain:
 
 def make_policy(settings: Settings) -> SwapPolicy:
     """The policy that the settings name."""
-    if settings.policy == "timed":
-        assert settings.period_s is not None
-        return Timed(settings.period_s)
-    by_name = {"interval": Interval, "drain": Drain}
-    return by_name[settings.policy](settings.swap_interval)
+    match settings.policy:
+        case "interval":
+            return Interval(settings.swap_interval)
+        case "drain":
+            return Drain(settings.swap_interval)
+        case "timed":
+            assert settings.period_s is not None
+            return Timed(settings.period_s)

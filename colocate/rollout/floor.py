@@ -59,7 +59,10 @@ class Floor:
             await asyncio.wait(tasks)
 
     def batch(
-        self, batch: BatchId, version: Version, trajectories: tuple[TrajectoryId, ...],
+        self,
+        batch: BatchId,
+        version: Version,
+        trajectories: tuple[TrajectoryId, ...],
         rewards: dict[TrajectoryId, float],
     ) -> TrainingBatch:
         """The samples of a lease, as the trainer takes them."""

@@ -330,7 +330,9 @@ class Runner:
         except TimeoutError:
             logger.warning("trajectory %s: its environment did not close in time", self._trajectory)
         except Exception:
-            logger.warning("trajectory %s: closing its environment broke", self._trajectory, exc_info=True)
+            logger.warning(
+                "trajectory %s: closing its environment broke", self._trajectory, exc_info=True
+            )
 
 
 def _cut_spans(spans: Sequence[Span], num_tokens: int) -> tuple[Span, ...]:

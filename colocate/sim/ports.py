@@ -51,6 +51,8 @@ class SimInference:
         self.version = Version(0)
         self.num_requests = 0
         self._parked = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._asleep: set[WakeTag] = set()
         self._running = 0
         self._started = False
@@ -73,6 +75,7 @@ class SimInference:
             raise RuntimeError(f"request {request.request_id} reached an engine that cannot serve")
         self.num_requests += 1
         self._running += 1
+        self._idle.clear()
         began_s = asyncio.get_running_loop().time()
         planned = self._plan(request)
         try:
@@ -86,6 +89,8 @@ class SimInference:
             reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         finally:
             self._running -= 1
+            if not self._running:
+                self._idle.set()
         spans = (Span(version=self.version, length=len(tokens)),) if tokens else ()
         return Generation(
             request_id=request.request_id,
@@ -107,8 +112,7 @@ class SimInference:
 
     async def park(self) -> None:
         self._parked.set()
-        while self._running:
-            await asyncio.sleep(0)
+        await self._idle.wait()
 
     async def resume(self) -> None:
         self._parked.clear()
@@ -212,7 +216,9 @@ class SimTrainer:
 class SimTransfer:
     """Hands the trainer's version to the engine."""
 
-    def __init__(self, trainer: SimTrainer, inference: SimInference, publish_s: float = 0.1) -> None:
+    def __init__(
+        self, trainer: SimTrainer, inference: SimInference, publish_s: float = 0.1
+    ) -> None:
         self._trainer = trainer
         self._inference = inference
         self._publish_s = publish_s
@@ -306,4 +312,6 @@ class SimEnvironment:
         self.is_open = False
 
     async def _wait(self) -> None:
-        await asyncio.sleep(self._settings.latency_s * self._draw.paretovariate(self._settings.tail))
+        await asyncio.sleep(
+            self._settings.latency_s * self._draw.paretovariate(self._settings.tail)
+        )

@@ -30,6 +30,7 @@ from colocate.sim.ports import (
 )
 
 STOP_TOKEN = 0
+FRESH = Version(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,17 @@ class Simulation:
     """Builds the ports; ``await run()`` under a virtual clock (``run_virtual``)."""
 
     def __init__(
-        self, settings: Settings, world: SimSettings, journal: Path, observers: Sequence[Observer] = ()
+        self,
+        settings: Settings,
+        world: SimSettings,
+        journal: Path,
+        observers: Sequence[Observer] = (),
+        *,
+        inference: SimInference | None = None,
     ) -> None:
         self.settings = settings
         self.world = world
-        self.inference = SimInference(world.engine)
+        self.inference = inference or SimInference(world.engine)
         self.trainer = SimTrainer(world.trainer)
         self.checkpoints = SimCheckpoints()
         self.scheduler = Scheduler(settings)
@@ -64,9 +71,7 @@ class Simulation:
             self.scheduler, self._ports(), self._rules(), JournalWriter(journal), observers
         )
 
-    async def run(
-        self, *, version: Version = Version(0), cursor: PromptCursor | None = None
-    ) -> Outcome:
+    async def run(self, *, version: Version = FRESH, cursor: PromptCursor | None = None) -> Outcome:
         """Runs to the end; ``version`` above 0 resumes there."""
         self.trainer.version = version
         started = RunStarted(

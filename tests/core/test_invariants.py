@@ -167,6 +167,7 @@ def test_the_properties_catch_a_broken_buffer(break_it, monkeypatch: pytest.Monk
         max_examples=300,
         deadline=None,
         database=None,
+        derandomize=True,
         phases=[Phase.generate],
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),

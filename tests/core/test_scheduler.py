@@ -1,0 +1,316 @@
+"""What the scheduler decides in the situations that its documentation names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from colocate.core import actions as act
+from colocate.core import events as ev
+from colocate.core.phases import TRANSITIONS, Cause, IllegalTransition, Phase, next_phase
+from colocate.core.scheduler import Scheduler
+from colocate.core.settings import Settings
+from colocate.core.trajectory import ProtocolError
+from colocate.core.types import BatchId, Ending, FinishReason, MemorySample, Span, Version
+from tests.core.world import World
+
+
+def small(**changes: object) -> Settings:
+    base = Settings(steps=2, group_size=2, groups_per_step=1, max_staleness=1)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def in_rollout(settings: Settings) -> World:
+    world = World(settings)
+    world._end_operation(0)
+    assert world.scheduler.phase is Phase.ROLLOUT
+    return world
+
+
+def until(world: World, phase: Phase) -> None:
+    """Lets everything answer, in order, until the run is in ``phase``."""
+    for _ in range(1000):
+        if world.scheduler.phase is phase:
+            return
+        if world._operation is not None:
+            world._end_operation(0)
+        elif world._wants_memory:
+            world._sample_memory(0)
+        else:
+            world._progress_one()
+    raise AssertionError(f"never came to {phase}")
+
+
+def test_every_transition_of_the_table_is_the_only_way() -> None:
+    for phase in Phase:
+        for cause in Cause:
+            if (phase, cause) in TRANSITIONS:
+                assert next_phase(phase, cause) is TRANSITIONS[phase, cause]
+            else:
+                with pytest.raises(IllegalTransition, match=str(phase)):
+                    next_phase(phase, cause)
+
+
+def test_what_waits_longest_in_versions_is_generated_first() -> None:
+    world = in_rollout(small(max_staleness=2, max_inflight=1, steps=4))
+    first = [i for i, a in world.actors.items() if a.is_acting]
+    for identifier in first:
+        world._answer(identifier, "turn", 0)
+    inflight = [i for i, a in world.actors.items() if a.request]
+    assert inflight == [first[0]]
+    world._end_request(first[0], 2)
+    world._answer(first[0], "turn", 0)
+    # It has tokens by now, but of the engine's own version: admission order decides.
+    world._end_request(first[1], 2)
+    assert world.actors[first[0]].request is not None
+
+
+def test_requests_in_flight_never_exceed_the_limit() -> None:
+    world = in_rollout(small(max_inflight=3))
+    for identifier in list(world.actors):
+        world._answer(identifier, "turn", 0)
+    assert sum(a.request is not None for a in world.actors.values()) == 3
+
+
+def test_admission_stops_where_nothing_more_could_be_trained() -> None:
+    world = in_rollout(small(steps=1, max_staleness=3))
+    assert len(world.actors) == 2
+
+
+def test_memory_that_does_not_fall_holds_the_swap_and_then_ends_the_run_with_the_ledger() -> None:
+    world = in_rollout(small(phase_timeout_s=5.0))
+    until(world, Phase.SLEEPING)
+    stuck = MemorySample(used=60, total=100, tenants={"engine": 60})
+    actions = world.scheduler.handle(
+        ev.PhaseEnded(time_s=world._tick(), phase=Phase.SLEEPING, memory=stuck)
+    )
+    assert [type(a) for a in actions] == [act.SampleMemory]
+    assert world.scheduler.phase is Phase.SLEEPING
+    deadline = next(
+        a.timer
+        for _, line in reversed(world.lines)
+        for a in line
+        if isinstance(a, act.SetTimer) and a.timer.startswith("deadline")
+    )
+    world.scheduler.handle(ev.TimerFired(time_s=99.0, timer=deadline))
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert outcome.status == "failed"
+    assert "sleeping has not ended by its deadline" in str(outcome.error)
+    assert "engine awake" in str(outcome.error)
+
+
+def test_memory_that_falls_late_lets_the_swap_go_on() -> None:
+    world = in_rollout(small())
+    until(world, Phase.SLEEPING)
+    stuck = MemorySample(used=60, total=100, tenants={"engine": 60})
+    world.scheduler.handle(ev.PhaseEnded(time_s=world._tick(), phase=Phase.SLEEPING, memory=stuck))
+    fallen = MemorySample(used=10, total=100, tenants={"engine": 10})
+    world.scheduler.handle(ev.MemorySampled(time_s=world._tick(), memory=fallen))
+    assert world.scheduler.phase is Phase.TRAINER_WAKING
+
+
+@pytest.mark.parametrize(("total", "level"), [(1000, 0), (100, 2)])
+def test_auto_sleeps_only_where_engine_and_trainer_do_not_fit_together(
+    total: int, level: int
+) -> None:
+    world = in_rollout(small(steps=3))
+
+    def measure() -> MemorySample:
+        engine = 10 if world._engine_asleep else 60
+        return MemorySample(used=engine, total=total, tenants={"engine": engine, "trainer": 0})
+
+    world.memory = measure  # type: ignore[method-assign]
+    training = MemorySample(used=60, total=total, tenants={"engine": 10, "trainer": 50})
+    until(world, Phase.TRAINING)
+    action = world._operation
+    assert isinstance(action, act.Train)
+    world._operation = None
+    tokens = sum(s.length for t in action.trajectories for s in world.actors[t].spans)
+    world.take(
+        ev.BatchTrained(
+            time_s=world._tick(),
+            batch=action.batch,
+            version=Version(1),
+            digests=tuple(world.actors[t].content for t in action.trajectories),
+            num_tokens=tokens,
+            memory=training,
+        )
+    )
+    until(world, Phase.ROLLOUT)
+    seen: list[Phase] = []
+    while world.scheduler.phase is not Phase.TRAINING:
+        seen.append(world.scheduler.phase)
+        if world._operation is not None:
+            world._end_operation(0)
+        else:
+            world._progress_one()
+    assert (Phase.SLEEPING in seen) is (level > 0)
+
+
+def test_a_late_answer_of_an_ended_trajectory_is_counted_and_not_used() -> None:
+    world = in_rollout(small())
+    until(world, Phase.TRAINER_OFFLOADING)
+    ended = 0
+    assert (
+        world.scheduler.handle(
+            ev.TrajectoryFinished(
+                time_s=world._tick(), trajectory=ended, attempt=0, reward=1.0, busy_s=0.0, base="?"
+            )
+        )
+        == []
+    )
+    assert world.scheduler.summary()["late_events"] == 1
+
+
+def test_a_refused_event_tells_the_trajectorys_story() -> None:
+    world = in_rollout(small())
+    identifier = next(iter(world.actors))
+    world._answer(identifier, "turn", 0)
+    with pytest.raises(ProtocolError, match=r"cannot be turn ready.*turn ready at"):
+        world.scheduler.handle(
+            ev.TurnReady(
+                time_s=world._tick(),
+                trajectory=identifier,
+                attempt=0,
+                num_context_tokens=1,
+                busy_s=0.0,
+                base=world.actors[identifier].content,
+                digest="x",
+            )
+        )
+
+
+def test_content_that_changed_between_two_events_is_refused() -> None:
+    world = in_rollout(small())
+    identifier = next(iter(world.actors))
+    world._answer(identifier, "turn", 0)
+    actor = world.actors[identifier]
+    actor.content = "tampered"
+    with pytest.raises(ProtocolError, match="behind the scheduler's back"):
+        world._end_request(identifier, 2)
+
+
+def test_tokens_of_another_version_than_the_engines_are_refused() -> None:
+    world = in_rollout(small())
+    identifier = next(iter(world.actors))
+    world._answer(identifier, "turn", 0)
+    actor = world.actors[identifier]
+    assert actor.request is not None
+    with pytest.raises(ProtocolError, match="version 0"):
+        world.scheduler.handle(
+            ev.RequestEnded(
+                time_s=world._tick(),
+                trajectory=identifier,
+                request=actor.request,
+                finish_reason=FinishReason.STOP,
+                spans=(Span(version=Version(1), length=1),),
+                num_cached_tokens=0,
+                base=actor.content,
+                digest="x",
+            )
+        )
+
+
+def test_a_batch_is_acknowledged_once() -> None:
+    world = in_rollout(small())
+    until(world, Phase.TRAINING)
+    world._end_operation(0)
+    done = next(e for e, _ in reversed(world.lines) if isinstance(e, ev.BatchTrained))
+    with pytest.raises(ProtocolError, match="not leased"):
+        world.scheduler.handle(dataclasses.replace(done, time_s=world._tick()))
+    with pytest.raises(ProtocolError, match="not leased"):
+        world.scheduler.handle(dataclasses.replace(done, time_s=world._tick(), batch=BatchId(7)))
+
+
+def test_a_signal_in_the_rollout_closes_at_once_and_in_a_step_waits_for_its_end() -> None:
+    world = in_rollout(small(steps=5))
+    until(world, Phase.TRAINING)
+    world.take(ev.StopRequested(time_s=world._tick(), signal=15))
+    assert world.scheduler.phase is Phase.TRAINING
+    actions = world.lines
+    world._end_operation(0)
+    assert world.scheduler.phase is Phase.CLOSING
+    closing = next(a for a in actions[-1][1] if isinstance(a, act.CloseRun))
+    assert closing.version == 1
+    assert closing.checkpoint is not None
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.signal) == ("stopped", 15)
+
+
+def test_too_many_losses_end_the_run_and_name_the_commonest_reason() -> None:
+    world = in_rollout(small(max_filtered_fraction=0.5))
+    for _ in range(2):
+        identifier = next(i for i, a in world.actors.items() if a.is_acting)
+        world._answer(identifier, "filter", 0)
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert outcome.status == "failed"
+    assert "it was unlucky" in str(outcome.error)
+
+
+def test_a_rollout_in_which_nothing_happens_ends_with_who_waits_for_what() -> None:
+    world = in_rollout(small(idle_timeout_s=10.0))
+    timer = next(
+        a.timer
+        for _, line in world.lines
+        for a in line
+        if isinstance(a, act.SetTimer) and a.timer.startswith("idle")
+    )
+    world.take(ev.TimerFired(time_s=30.0, timer=timer))
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert "4 in environment" in str(outcome.error)
+
+
+def test_the_last_training_phase_publishes_and_leaves_a_checkpoint() -> None:
+    world = World(small())
+    world.finish_fairly()
+    kinds = [a for _, line in world.lines for a in line]
+    last_publish = [a for a in kinds if isinstance(a, act.Publish)][-1]
+    last_offload = [a for a in kinds if isinstance(a, act.OffloadTrainer)][-1]
+    assert last_publish.version == 2
+    assert last_offload.checkpoint is not None
+    assert world.scheduler.summary()["versions"] == {"trainer": 2, "engine": 2}
+
+
+def test_a_resume_publishes_before_anything_is_generated_and_redraws_what_was_pending() -> None:
+    settings = small(steps=4)
+    resumed = Scheduler(settings)
+    cursor = ev.PromptCursor(next_position=9, pending=(4, 7))  # type: ignore[arg-type]
+    start = resumed.handle(
+        ev.RunStarted(time_s=0.0, settings=settings, version=Version(2), cursor=cursor)
+    )
+    assert any(isinstance(a, act.StartPorts) and a.version == 2 for a in start)
+    actions = resumed.handle(ev.PhaseEnded(time_s=1.0, phase=Phase.STARTING))
+    assert resumed.phase is Phase.PUBLISHING
+    assert [a.group for a in actions if isinstance(a, act.StartTrajectory)][::2] == [4, 7]
+
+
+def test_a_group_whose_every_member_is_masked_is_replaced() -> None:
+    world = in_rollout(small(steps=1))
+    for identifier in list(world.actors):
+        world._answer(identifier, "turn", 0)
+        world._end_request(identifier, 2)
+        world._answer(identifier, "mask", 0)
+    assert len(world.actors) == 2
+    summary = world.scheduler.summary()
+    assert summary["trajectories"]["masked"] == 2
+    assert summary["trajectories"]["admitted"] == 4
+    world.finish_fairly()
+    world.auditor.check_summary(world.scheduler.summary())
+    assert world.auditor.violations == []
+
+
+def test_a_lost_member_is_refilled_in_its_group() -> None:
+    world = in_rollout(small(steps=1, max_filtered_fraction=1.0))
+    lost = next(iter(world.actors))
+    world._answer(lost, "filter", 0)
+    assert lost not in world.actors
+    assert len(world.actors) == 2
+    ended = [a for a in world.lines[-1][1] if isinstance(a, act.EndTrajectory)]
+    assert [a.ending for a in ended] == [Ending.FILTERED]
+    started = [a for a in world.lines[-1][1] if isinstance(a, act.StartTrajectory)]
+    assert [a.group for a in started] == [0]
