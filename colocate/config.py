@@ -41,14 +41,18 @@ class Section(BaseModel):
 class EmbeddedModelConfig(Section):
     """A Qwen3-architecture transformer made from nothing, for tests and the quickstart."""
 
-    hidden_size: PositiveInt = 128
-    num_layers: PositiveInt = 2
-    intermediate_size: PositiveInt = 256
-    num_attention_heads: PositiveInt = 4
-    num_key_value_heads: PositiveInt = 2
-    head_dim: PositiveInt = 32
-    tie_word_embeddings: bool = True
-    initializer_range: PositiveFloat = 0.06
+    hidden_size: PositiveInt = Field(128, description="Width of the residual stream.")
+    num_layers: PositiveInt = Field(2, description="Transformer blocks.")
+    intermediate_size: PositiveInt = Field(256, description="Width of the MLP.")
+    num_attention_heads: PositiveInt = Field(
+        4, description="Query heads; a multiple of the key and value heads."
+    )
+    num_key_value_heads: PositiveInt = Field(2, description="Key and value heads.")
+    head_dim: PositiveInt = Field(32, description="Width of a head.")
+    tie_word_embeddings: bool = Field(True, description="The output head is the embedding.")
+    initializer_range: PositiveFloat = Field(
+        0.06, description="Standard deviation of the initial weights."
+    )
 
 
 class ModelConfig(Section):
@@ -69,12 +73,14 @@ class DataConfig(Section):
 
 
 class InferenceConfig(Section):
-    num_engines: PositiveInt = 1
-    tensor_parallel_size: PositiveInt = 1
+    num_engines: PositiveInt = Field(1, description="Engines side by side.")
+    tensor_parallel_size: PositiveInt = Field(1, description="Devices that share one engine.")
     kv_cache_memory_bytes: PositiveInt = Field(description="KV cache of one engine worker.")
     max_model_len: PositiveInt = Field(description="Longest context, prompt and all turns.")
     max_num_seqs: PositiveInt = Field(256, description="Sequences decoded together.")
-    enforce_eager: bool = False
+    enforce_eager: bool = Field(
+        False, description="Capture and compile nothing: starts sooner, decodes more slowly."
+    )
     sleep: SleepLevel = Field(
         "auto",
         description="What a swap evicts of the engine: 0 nothing (pause only), 1 the KV cache "
@@ -85,27 +91,35 @@ class InferenceConfig(Section):
 
 class RolloutConfig(Section):
     max_new_tokens: PositiveInt = Field(description="Per turn.")
-    max_turns: PositiveInt = 1
-    temperature: NonNegativeFloat = 1.0
+    max_turns: PositiveInt = Field(1, description="Turns of the agent in one trajectory, at most.")
+    temperature: NonNegativeFloat = Field(1.0, description="Of sampling; 0 is greedy.")
     stop: tuple[str, ...] = Field(
         (), strict=False, description="A turn ends after one of these; it is kept."
     )
 
 
 class TrainerConfig(Section):
-    zero_stage: ZeroStage = 1
-    num_ranks: PositiveInt = 1
+    zero_stage: ZeroStage = Field(
+        1,
+        description="What DeepSpeed divides among the ranks: 0 nothing, 1 optimizer state, "
+        "2 gradients too, 3 parameters too.",
+    )
+    num_ranks: PositiveInt = Field(1, description="Processes that train, one a device.")
     micro_batch_tokens: PositiveInt = Field(
         4096, description="Padded tokens in one forward and backward pass of one rank."
     )
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps per training step.")
-    learning_rate: PositiveFloat = 1e-6
+    learning_rate: PositiveFloat = Field(1e-6, description="After warm-up.")
     warmup_steps: NonNegativeInt = Field(0, description="Training steps of linear warm-up.")
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), strict=False)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: PositiveFloat = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate goes on after warm-up, over `steps`."
+    )
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), strict=False, description="AdamW's decay of the two moments."
+    )
+    eps: PositiveFloat = Field(1e-8, description="AdamW's term in the denominator.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled decay.")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Larger gradients are scaled to it.")
     publish_bucket_bytes: PositiveInt = Field(
         256 * 2**20, description="Weights are published in buckets of about this size."
     )
@@ -114,17 +128,19 @@ class TrainerConfig(Section):
 class CorrectionConfig(Section):
     """Importance weights of the trainer's policy over the behaviour policy, per token."""
 
-    mode: Literal["truncate", "none"] = "truncate"
+    mode: Literal["truncate", "none"] = Field(
+        "truncate", description="`truncate` cuts them at the cap; `none` uses no such weights."
+    )
     cap: PositiveFloat = Field(2.0, description="C: weights above it are cut to it.")
 
 
 class AlgorithmConfig(Section):
-    group_size: PositiveInt
-    groups_per_step: PositiveInt
+    group_size: PositiveInt = Field(description="Trajectories of one prompt.")
+    groups_per_step: PositiveInt = Field(description="Groups in one training batch.")
     normalise_std: bool = Field(True, description="Divide advantages by the group's deviation.")
-    clip_low: NonNegativeFloat = 0.2
-    clip_high: NonNegativeFloat = 0.2
-    entropy_coef: NonNegativeFloat = 0.0
+    clip_low: NonNegativeFloat = Field(0.2, description="The ratio is clipped at 1 - clip_low.")
+    clip_high: NonNegativeFloat = Field(0.2, description="The ratio is clipped at 1 + clip_high.")
+    entropy_coef: NonNegativeFloat = Field(0.0, description="Weight of the entropy bonus.")
     kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the k3 KL to the first model.")
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
 
@@ -134,7 +150,11 @@ class AlgorithmConfig(Section):
 
 
 class SchedulerConfig(Section):
-    policy: Literal["interval", "timed", "drain"] = "interval"
+    policy: Literal["interval", "timed", "drain"] = Field(
+        "interval",
+        description="A swap is due when its batches are ready (`interval`), after a time "
+        "(`timed`), or when nothing is unfinished (`drain`).",
+    )
     swap_interval: PositiveInt = Field(1, description="k: training batches per swap.")
     period_s: PositiveFloat | None = Field(
         None, description="`timed`: seconds of rollout after which a swap is due."
@@ -160,9 +180,13 @@ class BufferConfig(Section):
 class LatencyConfig(Section):
     """How long each environment step takes on top of its own work."""
 
-    kind: Literal["off", "lognormal", "trace"] = "off"
-    median_s: PositiveFloat = 0.05
-    sigma: NonNegativeFloat = 1.0
+    kind: Literal["off", "lognormal", "trace"] = Field(
+        "off", description="No latency, drawn from a log-normal, or read from a file."
+    )
+    median_s: PositiveFloat = Field(0.05, description="`lognormal`: half of the steps take less.")
+    sigma: NonNegativeFloat = Field(
+        1.0, description="`lognormal`: deviation of the logarithm; the tail's weight."
+    )
     cap_s: PositiveFloat = Field(60.0, description="No step is made to wait longer.")
     trace: str | None = Field(None, description="`trace`: a text file, one latency in s a line.")
 
@@ -170,7 +194,9 @@ class LatencyConfig(Section):
 class EnvironmentConfig(Section):
     factory: ImportPath = Field(description="`package.module:name` of the environment class.")
     options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
-    step_timeout_s: PositiveFloat = 300.0
+    step_timeout_s: PositiveFloat = Field(
+        300.0, description="Deadline of one step; a step that misses it fails its trajectory."
+    )
     latency: LatencyConfig = Field(default_factory=LatencyConfig)
 
 
@@ -185,18 +211,20 @@ class MemoryConfig(Section):
         None, description="What engine and trainer may hold together; null: the device."
     )
     margin_bytes: NonNegativeInt = Field(64 * 2**20, description="Kept free of any plan.")
-    sample_interval_s: PositiveFloat = 0.5
+    sample_interval_s: PositiveFloat = Field(
+        0.5, description="Between two readings of the device's memory."
+    )
 
 
 class CheckpointConfig(Section):
     every_steps: NonNegativeInt = Field(0, description="0: only at the end, or on a signal.")
-    keep: PositiveInt = 2
+    keep: PositiveInt = Field(2, description="Older checkpoints are deleted.")
 
 
 class SupervisionConfig(Section):
-    start_timeout_s: PositiveFloat = 600.0
+    start_timeout_s: PositiveFloat = Field(600.0, description="For engine and trainer to start.")
     phase_timeout_s: PositiveFloat = Field(300.0, description="Deadline of each phase of a swap.")
-    training_timeout_s: PositiveFloat = 3600.0
+    training_timeout_s: PositiveFloat = Field(3600.0, description="Deadline of a training phase.")
     idle_timeout_s: PositiveFloat = Field(
         600.0, description="A rollout in which nothing happens for so long ends the run."
     )
@@ -204,14 +232,22 @@ class SupervisionConfig(Section):
 
 
 class LoggerConfig(Section):
-    display: Literal["auto", "live", "plain", "off"] = "auto"
-    transcripts_per_step: NonNegativeInt = 4
+    display: Literal["auto", "live", "plain", "off"] = Field(
+        "auto",
+        description="`live` redraws a panel, `plain` prints a line a step; `auto` is "
+        "`live` on a terminal, else `plain`.",
+    )
+    transcripts_per_step: NonNegativeInt = Field(
+        4, description="Trajectories of a step that are kept as text."
+    )
 
 
 class RunConfig(Section):
     steps: PositiveInt = Field(description="Training steps; each trains one batch.")
-    seed: NonNegativeInt = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: NonNegativeInt = Field(0, description="Of everything random in the run.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="`auto`: CUDA where there is a GPU and the packages for it."
+    )
     resume: str = Field("never", description="`never`, `auto` (newest in this run's folder), PATH.")
     model: ModelConfig
     data: DataConfig

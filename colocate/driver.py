@@ -63,6 +63,8 @@ class Checkpoints(Protocol):
 class Observer(Protocol):
     """Looks on: display, metrics, trace, transcripts. Must not block and must not raise."""
 
+    def on_progress(self, what: str) -> None: ...
+
     def on_event(self, event: Event, actions: Sequence[Action], scheduler: Scheduler) -> None: ...
 
     def on_step(self, batch: TrainingBatch, report: StepReport, floor: Floor) -> None: ...
@@ -277,13 +279,19 @@ class Driver:
 
         return lambda action: self._operate(operation(action))
 
+    def _tell(self, what: str) -> None:
+        for observer in self._observers:
+            observer.on_progress(what)
+
     async def _start(self, action: act.StartPorts) -> None:
         # One after the other: an engine that profiles free memory must not have a neighbour that
         # is still allocating.
+        self._tell("starting the trainer (DeepSpeed)")
         await self._ports.trainer.start()
         if action.version > 0:
             await self._ports.checkpoints.restore(self._ports.trainer, action.version)
         await self._ports.trainer.offload()
+        self._tell("starting the engine (vLLM)")
         await self._ports.inference.start()
         if action.version > 0:
             # What the engine loaded is not what the checkpoint holds: it must not serve yet.

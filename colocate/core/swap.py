@@ -82,6 +82,7 @@ class Swapper:
         self._level: Literal[0, 1, 2] = 0
         self._num_batches = 0
         self._leases: deque[Lease] = deque()
+        self._trainer_is_loaded = False
         self._parked = False
         self._wanted_since_s: float | None = None
         self._asked_until_s: float | None = None
@@ -250,6 +251,10 @@ class Swapper:
             return self._try_end_parking(event.time_s)
         if self.phase is Phase.PUBLISHING:
             self.engine_version = self.trainer_version
+        if self.phase is Phase.TRAINER_WAKING:
+            self._trainer_is_loaded = True
+        if self.phase is Phase.TRAINER_OFFLOADING:
+            self._trainer_is_loaded = self._level == 0
         return self._try_leave(event.memory, event.time_s)
 
     def memory_sampled(self, event: MemorySampled) -> list[Action]:
@@ -377,7 +382,7 @@ class Swapper:
             case Phase.SLEEPING:
                 return Sleep(level=self._level) if self._level else None
             case Phase.TRAINER_WAKING:
-                return LoadTrainer() if asleep else None
+                return None if self._trainer_is_loaded else LoadTrainer()
             case Phase.TRAINER_OFFLOADING:
                 cursor = self._cursor() if self._checkpoint_is_due else None
                 if not asleep and cursor is None:

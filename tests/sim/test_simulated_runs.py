@@ -80,6 +80,26 @@ def test_partials_are_carried_over_swaps_and_environments_run_on_under_them(tmp_
     )
 
 
+@pytest.mark.parametrize("sleep", [0, 1, 2, "auto"])
+@pytest.mark.parametrize("device_gib", [16, 64])
+def test_every_depth_of_sleep_completes_and_auto_stays_awake_where_both_fit(
+    tmp_path: Path, sleep: Any, device_gib: int
+) -> None:
+    settings = dataclasses.replace(BASE, sleep=sleep)
+    world = SimSettings(device_bytes=device_gib * 2**30)
+    simulation, outcome = simulate(tmp_path, settings, world)
+    assert outcome.status == "completed"
+    slept = [
+        e.time_s
+        for entry in read_journal(tmp_path / "events.jsonl")
+        if isinstance(e := entry.event, ev.PhaseEnded) and e.phase is Phase.SLEEPING
+    ]
+    swaps = simulation.scheduler.summary()["swaps"]
+    # What training needs is unknown before the first step, so the first swap sleeps.
+    expected = {0: 0, "auto": 1 if device_gib == 64 else swaps}.get(sleep, swaps)
+    assert len(slept) == expected
+
+
 def test_failing_and_invalid_environments_are_counted_and_replaced(tmp_path: Path) -> None:
     world = SimSettings(
         environment=SimEnvironmentSettings(failure_probability=0.05, invalid_probability=0.05)

@@ -1,0 +1,198 @@
+"""One training step of one rank: from a leased batch to new weights.
+
+All ranks run it on the same batch. Each decides alike, from the batch alone, what would be
+refused and how many forward passes there are, before the first collective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from colocate.adapters.deepspeed.engine import TrainingEngine
+from colocate.config import AlgorithmConfig, TrainerConfig
+from colocate.learn.advantages import group_advantages
+from colocate.learn.batches import MicroBatch, Minibatch, Row, collate, make_rows, plan_minibatches
+from colocate.learn.losses import token_loss
+from colocate.learn.metrics import Totals, batch_metrics, loss_metrics, loss_totals
+from colocate.learn.mismatch import mismatch_totals
+from colocate.learn.schedule import learning_rate
+from colocate.learn.scoring import TokenScorer
+from colocate.ports import TrainingBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """What does not change from step to step. ``rank`` is this one's number."""
+
+    trainer: TrainerConfig
+    algorithm: AlgorithmConfig
+    steps: int
+    seed: int
+    rank: int
+    device: torch.device
+
+
+@dataclass(slots=True)
+class _Scored:
+    """A micro-batch with the log-probabilities that stay fixed during the step, each (N,).
+
+    ``proximal`` is None where the first forward pass of the step is still to tell.
+    """
+
+    micro_batch: MicroBatch
+    proximal: Tensor | None
+    reference: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedBatch:
+    """A batch that may be trained: it is of the trainer's version and has trainable tokens."""
+
+    batch: TrainingBatch
+    rows: list[Row]
+    advantages: list[float]
+
+
+def admit(batch: TrainingBatch, *, version: int, algorithm: AlgorithmConfig) -> AdmittedBatch:
+    """Checks a batch and computes its advantages, without a collective.
+
+    Raises:
+        ValueError: the batch is of another version than the trainer, holds no trainable token,
+            or is malformed. Every rank finds so alike.
+    """
+    if batch.version != version:
+        raise ValueError(
+            f"batch {batch.batch} begins at version {batch.version}, but the trainer is at "
+            f"version {version}; lease it again"
+        )
+    advantages = group_advantages(batch.samples, normalise_std=algorithm.normalise_std)
+    rows = make_rows(batch.samples, advantages)
+    if not rows:
+        raise ValueError(
+            f"batch {batch.batch} has no trainable token: each of its {len(batch.samples)} "
+            f"trajectories is masked or sampled nothing; do not lease such a batch"
+        )
+    return AdmittedBatch(batch, rows, advantages)
+
+
+def train_step(
+    engine: TrainingEngine,
+    reference: TokenScorer | None,
+    admitted: AdmittedBatch,
+    *,
+    settings: StepSettings,
+) -> dict[str, float]:
+    """Takes the step and returns its metrics. All ranks must call it together.
+
+    Raises:
+        FloatingPointError: a gradient was not finite. The weights are spoilt.
+    """
+    started = time.monotonic()
+    trainer, rows, version = settings.trainer, admitted.rows, admitted.batch.version
+    plan = plan_minibatches(
+        rows,
+        num_minibatches=trainer.num_minibatches,
+        num_ranks=trainer.num_ranks,
+        micro_batch_tokens=trainer.micro_batch_tokens,
+        seed=settings.seed + version,
+    )
+    totals = Totals()
+    rate = learning_rate(trainer, step=version, steps=settings.steps)
+    norms = []
+    for minibatch, share in zip(
+        plan, _score_plan(engine, reference, rows, plan, settings), strict=True
+    ):
+        _accumulate_gradient(engine, minibatch, share, version, settings, totals)
+        norms.append(engine.step(rate))
+
+    metrics = loss_metrics(totals.reduced(_add_over_ranks, _max_over_ranks))
+    duration_s = time.monotonic() - started
+    return {
+        **metrics,
+        **batch_metrics(admitted.batch, admitted.advantages),
+        "learning_rate": rate,
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm_max": max(norms),
+        "optimizer_steps": float(len(norms)),
+        "micro_batches": float(sum(len(minibatch.ranks[0]) for minibatch in plan)),
+        "duration_s": duration_s,
+        "tokens_per_s": sum(row.length for row in rows) / duration_s,
+    }
+
+
+def _score_plan(
+    engine: TrainingEngine,
+    reference: TokenScorer | None,
+    rows: Sequence[Row],
+    plan: Sequence[Minibatch],
+    settings: StepSettings,
+) -> list[list[_Scored]]:
+    """Log-probabilities by the weights the step begins with: the proximal policy's.
+
+    The first mini-batch is spared its pass: its own forward pass runs under these very weights.
+    """
+    scored = []
+    for index, minibatch in enumerate(plan):
+        share = []
+        for chosen in minibatch.ranks[settings.rank]:
+            micro_batch = collate([rows[row] for row in chosen], device=settings.device)
+            with torch.no_grad():
+                proximal = engine.score(micro_batch, with_entropy=False)[0] if index else None
+                anchor = reference(micro_batch, with_entropy=False)[0] if reference else None
+            share.append(_Scored(micro_batch, proximal, anchor))
+        scored.append(share)
+    return scored
+
+
+def _accumulate_gradient(
+    engine: TrainingEngine,
+    minibatch: Minibatch,
+    share: Sequence[_Scored],
+    version: int,
+    settings: StepSettings,
+    totals: Totals,
+) -> None:
+    """Leaves the gradient of the token mean over the whole mini-batch, all ranks', in the engine.
+
+    Each micro-batch's sum is divided by the mini-batch's number of tokens, and multiplied by the
+    number of ranks, over which DeepSpeed takes the mean.
+    """
+    algorithm = settings.algorithm
+    scale = settings.trainer.num_ranks / minibatch.num_tokens
+    for index, item in enumerate(share):
+        micro_batch = item.micro_batch
+        current, entropy = engine.score(
+            micro_batch, with_entropy=True, entropy_grad=algorithm.entropy_coef != 0
+        )
+        assert entropy is not None
+        proximal = current.detach() if item.proximal is None else item.proximal
+        terms = token_loss(
+            current=current,
+            proximal=proximal,
+            behaviour=micro_batch.behaviour_logprobs,
+            advantages=micro_batch.advantages,
+            entropy=entropy,
+            reference=item.reference,
+            algorithm=algorithm,
+        )
+        loss = (terms.loss * micro_batch.weights).sum() * scale
+        engine.backward(loss, last=index == len(share) - 1)
+        totals.add(*loss_totals(terms, entropy, micro_batch))
+        totals.add(
+            *mismatch_totals(
+                proximal, micro_batch.behaviour_logprobs, micro_batch.versions == version
+            )
+        )
+
+
+def _add_over_ranks(values: Tensor) -> None:
+    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.SUM)
+
+
+def _max_over_ranks(values: Tensor) -> None:
+    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX)

@@ -1,0 +1,252 @@
+"""The messages between the driver and its trainer ranks, and how they are framed.
+
+A frame is a 4-byte big-endian length and that many bytes of MessagePack. Both ends decode into
+the types below and refuse anything else; nothing is ever unpickled. Each request has one reply.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from colocate.core.types import BatchId, GroupId, TrajectoryId, Version
+from colocate.ports import TrainingBatch, TrainingSample
+
+_LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
+MAX_FRAME_BYTES = 2**32 - 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the class's name is on the wire."""
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """A ``TrainingSample``; sequences as the bytes of arrays (int32, uint8, float64, int32)."""
+
+    trajectory: int
+    group: int
+    token_ids: bytes
+    loss_mask: bytes
+    logprobs: bytes
+    versions: bytes
+    reward: float
+    masked: bool
+
+
+class Setup(Message, frozen=True, kw_only=True):
+    """The first request: everything a rank needs to build its engine.
+
+    ``trainer`` and ``algorithm`` are JSON of the configuration's sections of those names.
+    """
+
+    model_path: str
+    trainer: bytes
+    algorithm: bytes
+    dtype: str
+    temperature: float
+    steps: int
+    seed: int
+    device: str
+    run_id: str
+    rendezvous: str
+
+
+class Train(Message, frozen=True, kw_only=True):
+    batch: int
+    version: int
+    samples: list[Sample]
+
+
+class Load(Message, frozen=True, kw_only=True):
+    pass
+
+
+class Offload(Message, frozen=True, kw_only=True):
+    pass
+
+
+class Save(Message, frozen=True, kw_only=True):
+    folder: str
+
+
+class Restore(Message, frozen=True, kw_only=True):
+    folder: str
+
+
+class ListWeights(Message, frozen=True, kw_only=True):
+    pass
+
+
+class PackBucket(Message, frozen=True, kw_only=True):
+    """Packs the parameters of one bucket, after letting go of the one before."""
+
+    index: int
+
+
+class ReleaseBucket(Message, frozen=True, kw_only=True):
+    pass
+
+
+class Close(Message, frozen=True, kw_only=True):
+    pass
+
+
+Request = (
+    Setup
+    | Train
+    | Load
+    | Offload
+    | Save
+    | Restore
+    | ListWeights
+    | PackBucket
+    | ReleaseBucket
+    | Close
+)
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """What a rank says when it connects."""
+
+    rank: int
+    pid: int
+
+
+class Done(Message, frozen=True, kw_only=True):
+    pass
+
+
+class Trained(Message, frozen=True, kw_only=True):
+    version: int
+    metrics: dict[str, float]
+
+
+class Restored(Message, frozen=True, kw_only=True):
+    version: int
+
+
+class Weights(Message, frozen=True, kw_only=True):
+    """All names in order, and how many buckets they make."""
+
+    names: list[str]
+    num_buckets: int
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A ``TensorEntry``."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    offset: int
+    num_bytes: int
+    checksum: str
+
+
+class Packed(Message, frozen=True, kw_only=True):
+    """A packed bucket. ``handle`` is None on a rank whose memory no engine worker maps."""
+
+    handle: dict[str, Any] | None
+    entries: list[Entry]
+
+
+class Refusal(ValueError):
+    """Raised in a rank for a request that every rank refuses alike, with nothing changed."""
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The reply that a ``Refusal`` makes."""
+
+    message: str
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """Something broke; the rank's state is unknown from here on."""
+
+    message: str
+    traceback: str
+
+
+Reply = Done | Trained | Restored | Weights | Packed | Refused | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_hello_decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
+
+
+def encode(message: Message) -> bytes:
+    """A whole frame."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(
+            f"a {type(message).__name__} message of {len(body)} bytes is over the limit of "
+            f"{MAX_FRAME_BYTES}; make the batch smaller"
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_length(prefix: bytes) -> int:
+    """How many bytes follow a frame's prefix."""
+    return int(_LENGTH.unpack(prefix)[0])
+
+
+def decode_request(body: bytes) -> Request:
+    return _request_decoder.decode(body)
+
+
+def decode_reply(body: bytes) -> Reply:
+    return _reply_decoder.decode(body)
+
+
+def decode_hello(body: bytes) -> Hello:
+    return _hello_decoder.decode(body)
+
+
+def to_train(batch: TrainingBatch) -> Train:
+    return Train(
+        batch=batch.batch,
+        version=batch.version,
+        samples=[
+            Sample(
+                trajectory=sample.trajectory,
+                group=sample.group,
+                token_ids=_pack("i", sample.token_ids),
+                loss_mask=_pack("B", sample.loss_mask),
+                logprobs=_pack("d", sample.logprobs),
+                versions=_pack("i", sample.versions),
+                reward=sample.reward,
+                masked=sample.masked,
+            )
+            for sample in batch.samples
+        ],
+    )
+
+
+def to_batch(train: Train) -> TrainingBatch:
+    return TrainingBatch(
+        batch=BatchId(train.batch),
+        version=Version(train.version),
+        samples=[
+            TrainingSample(
+                trajectory=TrajectoryId(sample.trajectory),
+                group=GroupId(sample.group),
+                token_ids=array("i", sample.token_ids),
+                loss_mask=array("B", sample.loss_mask),
+                logprobs=array("d", sample.logprobs),
+                versions=array("i", sample.versions),
+                reward=sample.reward,
+                masked=sample.masked,
+            )
+            for sample in train.samples
+        ],
+    )
+
+
+def _pack(typecode: str, values: Sequence[int] | Sequence[float]) -> bytes:
+    return array(typecode, values).tobytes()

@@ -1,0 +1,1 @@
+"""Environments by import path, and the latency that may be put on top of their steps."""

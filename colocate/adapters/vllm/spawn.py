@@ -1,0 +1,72 @@
+"""How the driver starts engine processes: their environment, their output, their leash."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from colocate.adapters.vllm import child
+
+
+@contextmanager
+def engine_spawning(
+    *, log_file: Path, run_id: str, environment: Mapping[str, str]
+) -> Iterator[None]:
+    """Within it, processes that ``multiprocessing`` spawns are engine processes of this run.
+
+    They write to ``log_file`` from their first instruction, are killed by the kernel when the
+    thread that entered this context ends (so keep that thread for as long as the engine lives),
+    and see ``environment``. vLLM sets variables of its own while it starts (``LD_PRELOAD`` among
+    them); on exit the driver's environment is again what it was.
+
+    The environment and the spawn executable belong to the whole process: start nothing else
+    meanwhile.
+    """
+    multiprocessing.resource_tracker.ensure_running()
+    environment_before = dict(os.environ)
+    executable_before = multiprocessing.spawn.get_executable()
+    with tempfile.TemporaryDirectory(prefix="colocate-") as folder:
+        launcher = Path(folder, "python")
+        command = shlex.join([sys.executable, "-S", child.__file__])
+        launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        launcher.chmod(0o700)
+        os.environ.update(environment)
+        os.environ[child.RUN_ID] = run_id
+        os.environ[child.DRIVER_PID] = str(os.getpid())
+        os.environ[child.LOG_FILE] = str(log_file)
+        multiprocessing.spawn.set_executable(str(launcher))
+        try:
+            yield
+        finally:
+            multiprocessing.spawn.set_executable(executable_before)
+            os.environ.clear()
+            os.environ.update(environment_before)
+
+
+@contextmanager
+def vllm_logging_to(log_file: Path) -> Iterator[None]:
+    """Within it, what vLLM logs in *this* process goes to ``log_file`` only.
+
+    vLLM must be told separately to leave its logger alone (``VLLM_CONFIGURE_LOGGING=0`` where it
+    is first imported, ``LoggingConfig`` where an engine is made).
+    """
+    logger = logging.getLogger("vllm")
+    before = (logger.handlers[:], logger.propagate, logger.level)
+    handler = logging.FileHandler(log_file)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
+    logger.handlers[:], logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.propagate = before[0], before[1]
+        logger.setLevel(before[2])
+        handler.close()

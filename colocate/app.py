@@ -1,0 +1,179 @@
+"""The composition root: one configuration, one run, one exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from colocate.assembly import (
+    HuggingFaceTokenizer,
+    Place,
+    core_settings,
+    make_model,
+    make_ports,
+    rollout_rules,
+)
+from colocate.checkpoints import CheckpointError, find_checkpoint, read_state
+from colocate.config import RunConfig
+from colocate.core.events import PromptCursor, RunStarted
+from colocate.core.scheduler import Scheduler
+from colocate.core.swap import Outcome
+from colocate.core.types import Version
+from colocate.driver import Driver
+from colocate.journal import JournalWriter
+from colocate.machine import resolve_device
+from colocate.recorder import Recorder
+from colocate.report.display import RunDisplay, make_display
+from colocate.report.ending import render_ending
+from colocate.report.plots import write_plots
+from colocate.report.records import write_summary
+from colocate.supervision.guard import RunGuard
+from colocate.supervision.run_lock import RunFolderBusyError, RunLock
+from colocate.supervision.signals import StopSignals
+
+logger = logging.getLogger(__name__)
+
+SUMMARY_SCHEMA = 1
+
+
+def run(config: RunConfig, run_dir: Path) -> int:
+    """Carries out one run in its folder and returns the command's exit status.
+
+    0 done; 1 failed; 2 a folder or checkpoint that cannot be used; 130 or 143 after a signal.
+    ``summary.json`` is written in every case but 2.
+    """
+    run_dir = run_dir.absolute()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with RunLock(run_dir):
+            checkpoint = find_checkpoint(config.resume, run_dir)
+            _make_room(run_dir, config.resume)
+            return _run_locked(config, run_dir, checkpoint)
+    except (RunFolderBusyError, CheckpointError, FileExistsError) as error:
+        print(f"colocate train: {error}", file=sys.stderr)
+        return 2
+
+
+def _make_room(run_dir: Path, resume: str) -> None:
+    """Puts the journal of an earlier life aside; refuses to overwrite another run's.
+
+    Raises:
+        FileExistsError: the folder holds a run that is not to be resumed.
+    """
+    journal = run_dir / "events.jsonl"
+    if not journal.exists():
+        return
+    if resume == "never":
+        raise FileExistsError(
+            f"{run_dir} holds a run already. Take another folder (hydra.run.dir=PATH), or go on "
+            "with that run (resume=auto)"
+        )
+    life = len(list(run_dir.glob("events.*.jsonl")))
+    journal.rename(run_dir / f"events.{life}.jsonl")
+
+
+def _run_locked(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> int:
+    run_id = uuid.uuid4().hex[:12]
+    (run_dir / "logs").mkdir(exist_ok=True)
+    handler = logging.FileHandler(run_dir / "logs" / "colocate.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("colocate").addHandler(handler)
+    display = make_display(config.logger.display, title="colocate")
+    socket_dir = Path(tempfile.mkdtemp(prefix=f"colocate-{run_id}-"))
+    guard = RunGuard(
+        run_id, f"colocate-{run_id}", socket_dir, log_path=run_dir / "logs" / "reaper.log"
+    )
+    try:
+        display.starting("preparing the model")
+        with guard:
+            place = Place(
+                run_dir=run_dir,
+                model=make_model(config, run_dir),
+                run_id=run_id,
+                device=resolve_device(config.device, os.environ),
+                socket_dir=socket_dir,
+            )
+            return asyncio.run(_Run(config, place, display, checkpoint).carry_out())
+    finally:
+        display.close()
+        logging.getLogger("colocate").removeHandler(handler)
+        handler.close()
+
+
+class _Run:
+    """What one run needs to its end, and what it leaves when it is over."""
+
+    def __init__(
+        self, config: RunConfig, place: Place, display: RunDisplay, checkpoint: Path | None
+    ) -> None:
+        self._config = config
+        self._place = place
+        self._display = display
+        self._checkpoint = checkpoint
+        self._recorder = Recorder(config, place.run_dir, display)
+
+    async def carry_out(self) -> int:
+        config, place = self._config, self._place
+        began_s = time.monotonic()
+        version, cursor = Version(0), PromptCursor()
+        if self._checkpoint is not None:
+            version, cursor = read_state(self._checkpoint)
+        settings = core_settings(config)
+        tokenizer = HuggingFaceTokenizer(place.model)
+        ports, probe = make_ports(config, place, tokenizer, self._checkpoint)
+        driver = Driver(
+            Scheduler(settings),
+            ports,
+            rollout_rules(config, tokenizer),
+            JournalWriter(place.run_dir / "events.jsonl"),
+            [self._recorder],
+            sample_interval_s=config.memory.sample_interval_s,
+        )
+        started = RunStarted(time_s=0.0, settings=settings, version=version, cursor=cursor)
+        try:
+            with StopSignals(driver.request_stop):
+                outcome = await driver.run(started)
+        finally:
+            self._recorder.close()
+            probe.release()
+        summary = self._summarize(outcome, driver.scheduler, probe.provider, began_s)
+        self._leave(summary)
+        return _exit_status(outcome)
+
+    def _summarize(
+        self, outcome: Outcome, scheduler: Scheduler, provider: str, began_s: float
+    ) -> dict[str, Any]:
+        summary = scheduler.summary()
+        summary["memory"] = {"provider": provider, **summary["memory"]}
+        return {
+            "schema": SUMMARY_SCHEMA,
+            "status": outcome.status,
+            "error": outcome.error,
+            "wall_s": round(time.monotonic() - began_s, 3),
+            **summary,
+        }
+
+    def _leave(self, summary: dict[str, Any]) -> None:
+        run_dir = self._place.run_dir
+        write_summary(run_dir / "summary.json", summary)
+        try:
+            write_plots(run_dir)
+        except Exception:
+            # The results are written; a picture that cannot be drawn must not hide them.
+            logger.exception("the plots could not be drawn")
+        self._display.finished(
+            render_ending(summary, run_dir, before=self._recorder.first, after=self._recorder.last)
+        )
+
+
+def _exit_status(outcome: Outcome) -> int:
+    if outcome.status == "stopped":
+        return 128 + (outcome.signal or 0)
+    return 0 if outcome.status == "completed" else 1

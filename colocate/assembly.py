@@ -1,0 +1,197 @@
+"""From a configuration to the parts of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colocate.adapters.environments.factory import make_environment_factory
+from colocate.adapters.memory.factory import make_probe
+from colocate.checkpoints import FolderCheckpoints
+from colocate.config import RunConfig
+from colocate.core.settings import Settings
+from colocate.driver import Ports
+from colocate.machine import Device
+from colocate.ports import MemoryProbe
+from colocate.rollout.runner import RewardFunction, RolloutRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run lives.
+
+    Attributes:
+        run_dir: Its folder.
+        model: Folder or hub name of the model that it starts from.
+        run_id: Marks its processes and its shared memory.
+        device: Resolved from ``device``.
+    """
+
+    run_dir: Path
+    model: str
+    run_id: str
+    device: Device
+    socket_dir: Path
+
+    @property
+    def logs(self) -> Path:
+        return self.run_dir / "logs"
+
+
+def core_settings(config: RunConfig) -> Settings:
+    """What the core reads of the configuration."""
+    return Settings(
+        steps=config.steps,
+        group_size=config.algorithm.group_size,
+        groups_per_step=config.algorithm.groups_per_step,
+        max_staleness=config.buffer.max_staleness,
+        policy=config.scheduler.policy,
+        swap_interval=config.scheduler.swap_interval,
+        period_s=config.scheduler.period_s,
+        expiry_grace_s=config.scheduler.expiry_grace_s,
+        max_inflight=config.buffer.max_inflight,
+        on_stale=config.buffer.on_stale,
+        max_filtered_fraction=config.buffer.max_filtered_fraction,
+        sleep=config.inference.sleep,
+        margin_bytes=config.memory.margin_bytes,
+        checkpoint_every_steps=config.checkpoint.every_steps,
+        start_timeout_s=config.supervision.start_timeout_s,
+        phase_timeout_s=config.supervision.phase_timeout_s,
+        training_timeout_s=config.supervision.training_timeout_s,
+        idle_timeout_s=config.supervision.idle_timeout_s,
+        grace_s=config.supervision.grace_s,
+    )
+
+
+def make_model(config: RunConfig, run_dir: Path) -> str:
+    """Folder or hub name of the model; the embedded one is made in the run's folder."""
+    if config.model.embedded is None:
+        assert config.model.path is not None
+        return config.model.path
+    from colocate.embedded.model import build_embedded_model
+
+    folder = build_embedded_model(
+        run_dir / "model",
+        config.model.embedded,
+        seed=config.seed,
+        dtype=config.model.dtype,
+        max_model_len=config.inference.max_model_len,
+    )
+    return str(folder)
+
+
+class HuggingFaceTokenizer:
+    """A transformers tokenizer behind the rollout's small interface."""
+
+    def __init__(self, model: str) -> None:
+        from transformers import AutoTokenizer
+
+        self.inner = AutoTokenizer.from_pretrained(model)
+
+    def encode(self, text: str) -> list[int]:
+        tokens: list[int] = self.inner.encode(text, add_special_tokens=False)
+        return tokens
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self.inner.decode(token_ids, skip_special_tokens=False)
+        return text
+
+
+def rollout_rules(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RolloutRules:
+    """Stop strings that are one token stop as tokens: exact, and cheaper for the engine."""
+    single = {s: t[0] for s in config.rollout.stop if len(t := tokenizer.encode(s)) == 1}
+    return RolloutRules(
+        seed=config.seed,
+        max_new_tokens=config.rollout.max_new_tokens,
+        max_turns=config.rollout.max_turns,
+        max_model_len=config.inference.max_model_len,
+        temperature=config.rollout.temperature,
+        stop=tuple(s for s in config.rollout.stop if s not in single),
+        stop_token_ids=(*single.values(), *_end_tokens(tokenizer)),
+        step_timeout_s=config.environment.step_timeout_s,
+    )
+
+
+def _end_tokens(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
+    """All tokens that end a text; models with several list them in their generation settings."""
+    from transformers import GenerationConfig
+
+    try:
+        listed = GenerationConfig.from_pretrained(tokenizer.inner.name_or_path).eos_token_id
+    except OSError:
+        listed = None
+    ends = listed if isinstance(listed, list) else [listed]
+    return tuple(dict.fromkeys(t for t in [*ends, tokenizer.inner.eos_token_id] if t is not None))
+
+
+def make_ports(
+    config: RunConfig, place: Place, tokenizer: HuggingFaceTokenizer, resume_from: Path | None
+) -> tuple[Ports, MemoryProbe]:
+    """The real adapters; nothing is started yet."""
+    from colocate.adapters.deepspeed.client import DeepSpeedTrainer
+    from colocate.adapters.vllm.engine import VllmInference
+    from colocate.adapters.weights import StreamedTransfer
+
+    trainer = DeepSpeedTrainer(
+        place.model,
+        config.trainer,
+        config.algorithm,
+        dtype=config.model.dtype,
+        temperature=config.rollout.temperature,
+        steps=config.steps,
+        seed=config.seed,
+        device=place.device,
+        log_dir=place.logs,
+        run_id=place.run_id,
+        socket_dir=place.socket_dir,
+    )
+    inference = VllmInference(
+        place.model,
+        config.inference,
+        dtype=config.model.dtype,
+        device=place.device,
+        seed=config.seed,
+        log_file=place.logs / "vllm.log",
+        run_id=place.run_id,
+    )
+    probe = make_probe(
+        place.device,
+        {"engine": inference.process_ids, "trainer": trainer.process_ids},
+        config.memory.budget_bytes,
+        environment=os.environ,
+        num_devices=config.trainer.num_ranks,
+    )
+    ports = Ports(
+        inference=inference,
+        trainer=trainer,
+        transfer=StreamedTransfer(trainer, inference),
+        measure=lambda: asyncio.to_thread(probe.sample),
+        make_environment=make_environment_factory(config.environment),
+        prompts=_call(config.data.source, config.data.options),
+        tokenizer=tokenizer,
+        reward=_reward(config),
+        checkpoints=FolderCheckpoints(
+            place.run_dir, keep=config.checkpoint.keep, resume_from=resume_from
+        ),
+    )
+    return ports, probe
+
+
+def _reward(config: RunConfig) -> RewardFunction | None:
+    path = config.reward.function
+    return None if path is None else _import(path)
+
+
+def _call(path: str, options: Mapping[str, Any]) -> Any:
+    return _import(path)(**options)
+
+
+def _import(path: str) -> Any:
+    """Preflight has shown that it can be imported."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

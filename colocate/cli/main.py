@@ -1,0 +1,117 @@
+"""Entry point of the console script: finds the command, and keeps the exit statuses.
+
+0 done; 1 a failure; 2 a wrong configuration or input; 130 and 143 after SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from colocate import __version__
+
+Command = Callable[[Sequence[str]], int]
+
+
+class UsageError(Exception):
+    """A command line that names no command, or gives one what it does not take."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"colocate {__version__}")
+        return 0
+    # A user's environments and rewards may lie in the folder that a run is started from.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return _find(arguments[0])(arguments[1:])
+    except UsageError as error:
+        print(f"colocate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _find(name: str) -> Command:
+    commands: dict[str, Command] = {**_COMMANDS, "run-job": _run_job}
+    if name not in commands:
+        raise UsageError(f"no command `{name}`; the commands are: {', '.join(_COMMANDS)}")
+    return commands[name]
+
+
+def _train(arguments: Sequence[str]) -> int:
+    """a training run; -m for a multirun over several values"""
+    from colocate.cli.train import train
+    from colocate.problems import ConfigurationError
+
+    try:
+        return train(arguments)
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _run_job(arguments: Sequence[str]) -> int:
+    """Carries out one prepared job of a multirun; `train -m` calls it, not people."""
+    from colocate.cli.multirun import stop_with_parent
+    from colocate.cli.train import run_job
+    from colocate.problems import ConfigurationError
+
+    stop_with_parent()
+    try:
+        return run_job(_folder("run-job", arguments))
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _replay(arguments: Sequence[str]) -> int:
+    """replays a run's journal and re-checks every invariant"""
+    run_dir = _folder("replay", arguments)
+
+    from colocate.replay import main as replay
+
+    return replay(run_dir)
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    """what this machine has, what will be used, what is missing and how to get it"""
+    if arguments:
+        raise UsageError(f"doctor takes no arguments; given: {' '.join(arguments)}")
+
+    from colocate.cli.doctor import doctor
+
+    return doctor()
+
+
+_COMMANDS: dict[str, Command] = {"train": _train, "replay": _replay, "doctor": _doctor}
+_TAKES = {"train": "[overrides]", "replay": "RUN_DIR", "doctor": ""}
+
+
+def _folder(command: str, arguments: Sequence[str]) -> Path:
+    if len(arguments) != 1:
+        raise UsageError(f"{command} takes one argument, a run's folder; given: {len(arguments)}")
+    folder = Path(arguments[0])
+    if not folder.is_dir():
+        raise UsageError(f"{command} takes a run's folder; {folder} is none")
+    return folder
+
+
+def _usage() -> str:
+    lines = ["usage: colocate COMMAND ...", ""]
+    for name, command in _COMMANDS.items():
+        lines.append(f"  {f'{name} {_TAKES[name]}':<22} {command.__doc__}")
+    return "\n".join([*lines, "", "`colocate train --help` shows the configuration's groups."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

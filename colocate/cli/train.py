@@ -1,0 +1,172 @@
+"""``colocate train``: one run, or a multirun of several.
+
+    arguments -> compose every job -> validate every job --- problems? -> exit status 2
+                                             |
+                                    hand over to Hydra, which makes the run's folder
+                                             |
+                       a single run: here    |    a multirun: a child process for each job
+
+Nothing is written before everything is known to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from colocate.cli.compose import CONFIG_NAME, VERSION_BASE, Plan, config_folder, plan_jobs
+from colocate.cli.multirun import Multirun
+from colocate.config import RunConfig
+from colocate.preflight import find_problems, validate
+from colocate.problems import ConfigurationError, Problem, merge
+
+Run = Callable[[RunConfig, Path], int]
+"""Carries out one run in its folder; returns the exit status."""
+
+JobCommand = Callable[[Path], Sequence[str]]
+"""The command line that carries out, in a child process, the job prepared in a folder."""
+
+
+def train(
+    arguments: Sequence[str],
+    *,
+    run: Run | None = None,
+    job_command: JobCommand | None = None,
+    grace_s: float = 15.0,
+) -> int:
+    """Trains as the arguments say; returns the exit status.
+
+    Args:
+        arguments: Hydra's flags and overrides.
+        run: What carries out a single run; None: ``colocate.app.run``.
+        job_command: What carries out a job of a multirun; None: ``colocate run-job FOLDER``.
+        grace_s: How long what a job leaves behind may take to end by itself. A run's own reaper
+            may need ten seconds to end what a dead driver left.
+
+    Raises:
+        ConfigurationError: with all problems of all jobs, before anything is written.
+    """
+    parsed = _parse(arguments)
+    plan = plan_jobs(parsed)
+    if _asks_only(parsed):
+        if plan.problems:
+            raise ConfigurationError(plan.problems)
+        _hand_over(arguments, _refuse_to_run)
+        return 0
+    check_plan(plan)
+    arguments = _flags_first(parsed, multirun=plan.multirun)
+    if plan.multirun:
+        multirun = Multirun(num_jobs=len(plan.jobs), grace_s=grace_s)
+        return _train_all(arguments, plan, multirun, job_command or _run_job_command)
+    return _train_one(arguments, run or _app_run)
+
+
+def check_plan(plan: Plan) -> None:
+    """Validates every job.
+
+    Raises:
+        ConfigurationError: with the problems of all jobs.
+    """
+    of_jobs: list[Problem] = []
+    for job in plan.jobs:
+        _, found = find_problems(job.tree, run_dir=job.run_dir, complete=plan.complete)
+        jobs = (job.label,) if plan.multirun else ()
+        of_jobs += [replace(problem, jobs=jobs) for problem in found]
+    if plan.multirun:
+        of_jobs = merge(of_jobs, num_jobs=len(plan.jobs))
+    if plan.problems or of_jobs:
+        raise ConfigurationError([*plan.problems, *of_jobs])
+
+
+def run_job(run_dir: Path, *, run: Run | None = None) -> int:
+    """Carries out the job whose composed configuration lies in ``run_dir/.hydra/config.yaml``."""
+    tree = OmegaConf.load(run_dir / ".hydra" / "config.yaml")
+    return (run or _app_run)(_typed(tree), run_dir)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.prog = "colocate train"
+    # Hydra's own parsing refuses a flag between two overrides.
+    return parser.parse_intermixed_args(list(arguments))
+
+
+def _flags_first(parsed: argparse.Namespace, *, multirun: bool) -> list[str]:
+    """The same command line in the order that Hydra's own parsing takes."""
+    flags = ["--multirun"] if multirun else []
+    for name in ("config_name", "config_dir"):
+        if (value := getattr(parsed, name)) is not None:
+            flags += [f"--{name.replace('_', '-')}", value]
+    return [*flags, *parsed.overrides]
+
+
+def _asks_only(parsed: argparse.Namespace) -> bool:
+    """Whether the arguments ask Hydra to show something, and no run."""
+    return bool(
+        parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion
+    )
+
+
+def _train_one(arguments: Sequence[str], run: Run) -> int:
+    statuses: list[int] = []
+
+    def task(tree: DictConfig) -> None:
+        statuses.append(run(_typed(tree), Path(HydraConfig.get().runtime.output_dir)))
+
+    _hand_over(arguments, task)
+    return statuses[0]
+
+
+def _train_all(
+    arguments: Sequence[str], plan: Plan, multirun: Multirun, job_command: JobCommand
+) -> int:
+    labels = iter([job.label for job in plan.jobs])
+    with multirun:
+
+        def task(tree: DictConfig) -> None:
+            run_dir = Path(HydraConfig.get().runtime.output_dir)
+            multirun.run(next(labels), run_dir, job_command(run_dir))
+
+        _hand_over(arguments, task)
+    return multirun.close()
+
+
+def _hand_over(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+    """Lets Hydra read the same arguments, make the folders, and call ``task`` for each job."""
+    decorate = hydra.main(
+        version_base=VERSION_BASE, config_path=str(config_folder()), config_name=CONFIG_NAME
+    )
+    before = sys.argv
+    sys.argv = ["colocate train", *arguments]
+    try:
+        decorate(task)()
+    finally:
+        sys.argv = before
+
+
+def _refuse_to_run(tree: DictConfig) -> None:
+    raise AssertionError("Hydra started a run where it was asked to show something")
+
+
+def _typed(tree: DictConfig | ListConfig) -> RunConfig:
+    plain = OmegaConf.to_container(tree, resolve=True)
+    assert isinstance(plain, dict)
+    return validate({str(key): value for key, value in plain.items()})
+
+
+def _app_run(config: RunConfig, run_dir: Path) -> int:
+    from colocate.app import run
+
+    return run(config, run_dir)
+
+
+def _run_job_command(run_dir: Path) -> Sequence[str]:
+    return [sys.executable, "-m", "colocate.cli.main", "run-job", str(run_dir)]

@@ -1,0 +1,1 @@
+"""What a training step computes: advantages, batches, log-probabilities, losses. Torch only."""

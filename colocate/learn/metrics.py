@@ -1,0 +1,120 @@
+"""What a training step reports: totals over micro-batches and ranks, then means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from colocate.learn.batches import MicroBatch
+from colocate.learn.losses import TokenLoss
+from colocate.learn.mismatch import mismatch_metrics
+from colocate.ports import TrainingBatch
+
+
+class Totals:
+    """Sums and maxima by name. Ranks must add under the same names: the order is the names'."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def add(self, sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor]) -> None:
+        """Adds scalars of any type; they are kept in float64."""
+        for name, value in sums.items():
+            value = value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        for name, value in maxima.items():
+            value = value.detach().double()
+            self._maxima[name] = (
+                torch.maximum(self._maxima[name], value) if name in self._maxima else value
+            )
+
+    def reduced(
+        self, add_over_ranks: Callable[[Tensor], None], max_over_ranks: Callable[[Tensor], None]
+    ) -> dict[str, float]:
+        """The totals over all ranks. The callables reduce a 1-d float64 tensor in place."""
+        totals: dict[str, float] = {}
+        for values, reduce in ((self._sums, add_over_ranks), (self._maxima, max_over_ranks)):
+            names = sorted(values)
+            stacked = torch.stack([values[name] for name in names])
+            reduce(stacked)
+            totals.update(zip(names, stacked.tolist(), strict=True))
+        return totals
+
+
+def loss_totals(
+    terms: TokenLoss, entropy: Tensor, micro_batch: MicroBatch
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Sums and maxima of the loss's terms over a micro-batch; a dummy's are zero."""
+    real = micro_batch.weights
+    sums = {
+        "tokens": real.sum(),
+        "loss": (terms.loss * real).sum(),
+        "policy_loss": (terms.policy_loss * real).sum(),
+        "entropy": (entropy * real).sum(),
+        "clipped_low": (terms.clipped_low * real).sum(),
+        "clipped_high": (terms.clipped_high * real).sum(),
+        "ratio": (terms.ratio * real).sum(),
+        "weight": (terms.weight * real).sum(),
+        "truncated": (terms.truncated * real).sum(),
+    }
+    if terms.kl is not None:
+        sums["kl"] = (terms.kl * real).sum()
+    maxima = {"ratio_max": (terms.ratio * real).max(), "weight_max": (terms.weight * real).max()}
+    return sums, maxima
+
+
+def loss_metrics(totals: dict[str, float]) -> dict[str, float]:
+    """Metrics from a step's totals: means over its trainable tokens."""
+    tokens = totals["tokens"]
+    metrics = {
+        "loss": totals["loss"] / tokens,
+        "policy_loss": totals["policy_loss"] / tokens,
+        "entropy": totals["entropy"] / tokens,
+        "clip_fraction_low": totals["clipped_low"] / tokens,
+        "clip_fraction_high": totals["clipped_high"] / tokens,
+        "ratio_mean": totals["ratio"] / tokens,
+        "ratio_max": totals["ratio_max"],
+        "importance_weight_mean": totals["weight"] / tokens,
+        "importance_weight_max": totals["weight_max"],
+        "importance_weight_truncated_fraction": totals["truncated"] / tokens,
+        "num_tokens": tokens,
+    }
+    if "kl" in totals:
+        metrics["kl"] = totals["kl"] / tokens
+    return metrics | mismatch_metrics(totals)
+
+
+def batch_metrics(batch: TrainingBatch, advantages: Sequence[float]) -> dict[str, float]:
+    """Metrics of the data: rewards, lengths, and the lag of trained tokens.
+
+    Rewards and advantages are over the samples that are not masked; lag is in versions.
+    """
+    trained = [sample for sample in batch.samples if not sample.masked]
+    rewards = np.array([sample.reward for sample in trained], dtype=np.float64)
+    lags = np.concatenate(
+        [
+            batch.version - np.asarray(sample.versions)[np.asarray(sample.loss_mask) == 1]
+            for sample in trained
+        ]
+    )
+    by_group: dict[int, set[float]] = {}
+    for sample in trained:
+        by_group.setdefault(sample.group, set()).add(sample.reward)
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "reward_min": float(rewards.min()),
+        "reward_max": float(rewards.max()),
+        "advantage_abs_max": float(np.abs(np.asarray(advantages)).max()),
+        "flat_group_fraction": sum(len(r) == 1 for r in by_group.values()) / len(by_group),
+        "num_sequences": float(len(trained)),
+        "num_masked": float(len(batch.samples) - len(trained)),
+        "sequence_length_mean": float(np.mean([len(sample.token_ids) for sample in trained])),
+        "sequence_length_max": float(max(len(sample.token_ids) for sample in trained)),
+        "lag_mean": float(lags.mean()),
+        "lag_max": float(lags.max()),
+    }

@@ -1,0 +1,193 @@
+"""Looks on while a run goes on: metrics, trace, samples of trajectories, and the display."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from colocate.config import RunConfig
+from colocate.core import actions as act
+from colocate.core import events as ev
+from colocate.core.phases import Phase
+from colocate.core.scheduler import Scheduler
+from colocate.core.trajectory import State
+from colocate.core.types import MemorySample
+from colocate.ports import StepReport, TrainingBatch, TrainingSample
+from colocate.report.display import RunDisplay
+from colocate.report.records import MetricsWriter
+from colocate.report.snapshot import RunSnapshot
+from colocate.report.trace import TraceWriter
+from colocate.report.transcripts import (
+    TrajectorySample,
+    Turn,
+    format_transcript,
+    write_transcripts,
+)
+from colocate.rollout.floor import Floor
+
+REFRESH_S = 0.25
+NUM_RECENT = 60
+
+_STATE_NAMES = {
+    State.QUEUED: "queued",
+    State.GENERATING: "generating",
+    State.ACTING: "environment",
+    State.FINISHED: "finished",
+    State.LEASED: "leased",
+}
+
+
+class Recorder:
+    """An observer of the driver. ``first`` and ``last`` are transcripts to show at the end."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, display: RunDisplay) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._display = display
+        self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
+        self._trace = TraceWriter(run_dir / "trace.json")
+        self._phase = Phase.STARTING
+        self._phase_since_s = 0.0
+        self._shown_s = 0.0
+        self._requests: dict[str, float] = {}
+        self._memory: MemorySample | None = None
+        self._lags: dict[int, int] = {}
+        self._first_step_s: float | None = None
+        self.first: str | None = None
+        self.last: str | None = None
+
+    def on_progress(self, what: str) -> None:
+        self._display.starting(what)
+
+    def on_event(
+        self, event: ev.Event, actions: Sequence[act.Action], scheduler: Scheduler
+    ) -> None:
+        self._trace_event(event, actions)
+        changed = scheduler.phase is not self._phase
+        if changed:
+            self._trace.phase(str(self._phase), self._phase_since_s, event.time_s)
+            self._phase, self._phase_since_s = scheduler.phase, event.time_s
+        if isinstance(event, ev.BatchTrained):
+            self._write_metrics(event, scheduler)
+        if changed or event.time_s - self._shown_s >= REFRESH_S:
+            self._shown_s = event.time_s
+            if self._phase is not Phase.STARTING:
+                self._display.update(self._snapshot(event.time_s, scheduler))
+
+    def on_step(self, batch: TrainingBatch, report: StepReport, floor: Floor) -> None:
+        lags = Counter(
+            batch.version - version
+            for sample in batch.samples
+            for version, bears in zip(sample.versions, sample.loss_mask, strict=True)
+            if bears
+        )
+        self._lags = dict(lags)
+        samples = self._choose(batch)
+        if not samples:
+            return
+        kept = [_keep(sample, report.version, floor) for sample in samples]
+        write_transcripts(self._run_dir / "trajectories", report.version, kept)
+        # The first of the chosen is the most typical.
+        self.last = format_transcript(kept[0])
+        self.first = self.first or self.last
+
+    def on_memory(self, time_s: float, sample: MemorySample) -> None:
+        self._memory = sample
+        self._trace.memory(time_s, sample)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._trace.close()
+
+    def _choose(self, batch: TrainingBatch) -> list[TrainingSample]:
+        """Samples to keep: those whose reward is nearest to the step's mean come first."""
+        count = self._config.logger.transcripts_per_step
+        mean = sum(s.reward for s in batch.samples) / len(batch.samples)
+        return sorted(batch.samples, key=lambda s: abs(s.reward - mean))[:count]
+
+    def _trace_event(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
+        for action in actions:
+            if isinstance(action, act.SubmitRequest):
+                self._requests[action.request] = event.time_s
+        match event:
+            case ev.RequestEnded():
+                began_s = self._requests.pop(event.request)
+                self._trace.request(
+                    event.trajectory,
+                    began_s,
+                    event.time_s,
+                    {
+                        "request": event.request,
+                        "tokens": sum(s.length for s in event.spans),
+                        "finish": str(event.finish_reason),
+                    },
+                )
+            case ev.TurnReady() | ev.TrajectoryFinished() | ev.TrajectoryLost():
+                began_s = event.time_s - event.busy_s
+                self._trace.environment_step(event.trajectory, began_s, event.time_s, {})
+            case ev.StopRequested():
+                self._trace.instant("stop requested", event.time_s, {"signal": event.signal})
+            case ev.Faulted():
+                self._trace.instant("fault", event.time_s, {"error": event.error})
+            case _:
+                pass
+
+    def _write_metrics(self, event: ev.BatchTrained, scheduler: Scheduler) -> None:
+        if self._first_step_s is None:
+            self._first_step_s = event.time_s
+        self._metrics.write(
+            {
+                "step": event.version,
+                "time_s": event.time_s,
+                "batch": event.batch,
+                "swaps": scheduler.books.swaps,
+                **event.metrics,
+            }
+        )
+
+    def _snapshot(self, time_s: float, scheduler: Scheduler) -> RunSnapshot:
+        books = scheduler.books
+        states = Counter(_STATE_NAMES[t.state] for t in scheduler.buffer)
+        step = scheduler.swapper.trainer_version
+        return RunSnapshot(
+            phase=scheduler.phase,
+            elapsed_s=time_s,
+            step=step,
+            num_steps=self._config.steps,
+            num_swaps=books.swaps,
+            reward=books.rewards[-1] if books.rewards else None,
+            best_reward=max(books.rewards, default=None),
+            recent_rewards=tuple(books.rewards[-NUM_RECENT:]),
+            trajectories=states,
+            endings={str(ending): n for ending, n in books.endings.items()},
+            staleness=self._lags,
+            max_staleness=self._config.buffer.max_staleness,
+            tokens_generated=books.tokens["generated"],
+            tokens_trained=books.tokens["trained"],
+            tokens_carried=books.tokens["carried"],
+            memory=self._memory,
+            eta_s=self._eta_s(time_s, scheduler),
+        )
+
+    def _eta_s(self, time_s: float, scheduler: Scheduler) -> float | None:
+        """From the pace since the first step; the first is slower than the rest."""
+        num_done = len(scheduler.books.rewards) - 1
+        if self._first_step_s is None or num_done < 1:
+            return None
+        return (time_s - self._first_step_s) / num_done * scheduler.swapper.num_steps_left
+
+
+def _keep(sample: TrainingSample, step: int, floor: Floor) -> TrajectorySample:
+    return TrajectorySample(
+        step=step,
+        trajectory=sample.trajectory,
+        group=sample.group,
+        reward=sample.reward,
+        ending="trained",
+        turns=[Turn(*turn) for turn in floor.contents[sample.trajectory].turns],
+        token_ids=list(sample.token_ids),
+        logprobs=list(sample.logprobs),
+        versions=list(sample.versions),
+        loss_mask=list(sample.loss_mask),
+    )

@@ -1,0 +1,135 @@
+"""Samples of trajectories: kept as parquet in the run's folder, read as text on the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Speaker = Literal["prompt", "agent", "environment"]
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("trajectory", pa.int64()),
+        ("group", pa.int64()),
+        ("reward", pa.float64()),
+        ("ending", pa.string()),
+        ("turns", pa.list_(pa.struct([("speaker", pa.string()), ("text", pa.string())]))),
+        ("token_ids", pa.list_(pa.int64())),
+        ("logprobs", pa.list_(pa.float64())),
+        ("versions", pa.list_(pa.int64())),
+        ("loss_mask", pa.list_(pa.int8())),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One stretch of text and who wrote it."""
+
+    speaker: Speaker
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectorySample:
+    """One trajectory as it is kept.
+
+    ``token_ids``, ``logprobs``, ``versions`` and ``loss_mask`` have one length and mean what they
+    mean in ``colocate.ports.TrainingSample``. ``step`` is the training step that trained it, or
+    would have; ``reward`` is ``None`` where it ended without one.
+    """
+
+    step: int
+    trajectory: int
+    group: int
+    reward: float | None
+    ending: str
+    turns: Sequence[Turn]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    loss_mask: Sequence[int]
+
+    def __post_init__(self) -> None:
+        lengths = {
+            len(self.token_ids),
+            len(self.logprobs),
+            len(self.versions),
+            len(self.loss_mask),
+        }
+        if len(lengths) != 1:
+            raise ValueError(
+                f"trajectory {self.trajectory}: token ids, log-probabilities, versions and mask "
+                f"have the lengths {len(self.token_ids)}, {len(self.logprobs)}, "
+                f"{len(self.versions)}, {len(self.loss_mask)}; they must be equal"
+            )
+
+
+def write_transcripts(folder: Path, step: int, samples: Sequence[TrajectorySample]) -> Path:
+    """Writes ``step_000012.parquet`` for step 12, as one, and returns its path."""
+    rows = [
+        {
+            "step": sample.step,
+            "trajectory": sample.trajectory,
+            "group": sample.group,
+            "reward": sample.reward,
+            "ending": sample.ending,
+            "turns": [{"speaker": turn.speaker, "text": turn.text} for turn in sample.turns],
+            "token_ids": list(sample.token_ids),
+            "logprobs": list(sample.logprobs),
+            "versions": list(sample.versions),
+            "loss_mask": list(sample.loss_mask),
+        }
+        for sample in samples
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:06}.parquet"
+    written = folder / f".{path.name}.{os.getpid()}"
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), written)
+    written.replace(path)
+    return path
+
+
+def format_transcript(sample: TrajectorySample, *, max_lines: int = 20) -> str:
+    """Who said what, a line each, ready for a terminal.
+
+    Lines within a turn are shown apart, ends of lines that the agent wrote are not shown, and a
+    long transcript loses its middle, with the number of lines said.
+    """
+    width = max(len(speaker) for speaker in ("prompt", "agent", "environment"))
+    lines: list[str] = []
+    for turn in sample.turns:
+        shown = [_printable(line) for line in turn.text.rstrip("\n").split("\n")]
+        speakers = [turn.speaker, *[""] * (len(shown) - 1)]
+        pairs = zip(speakers, shown, strict=True)
+        lines += [f"{speaker:>{width}}  {text}".rstrip() for speaker, text in pairs]
+    if len(lines) > max_lines:
+        head = max_lines // 2
+        tail = max_lines - head - 1
+        omitted = len(lines) - head - tail
+        gap = f"{'':>{width}}  ({omitted} lines left out)"
+        lines = [*lines[:head], gap, *lines[len(lines) - tail :]]
+    reward = "no reward" if sample.reward is None else f"reward {sample.reward:.2f}"
+    versions = sorted({v for v, m in zip(sample.versions, sample.loss_mask, strict=True) if m})
+    weights = _weights(versions)
+    return "\n".join([*lines, f"{'':>{width}}  -> {reward}, {sample.ending}{weights}"])
+
+
+def _weights(versions: Sequence[int]) -> str:
+    if not versions:
+        return ""
+    if len(versions) == 1:
+        return f", by weights of version {versions[0]}"
+    return f", by weights of versions {versions[0]} to {versions[-1]}"
+
+
+def _printable(text: str) -> str:
+    """What a model wrote must not steer the terminal: control characters are shown as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,350 @@
+"""Whatever is wrong with a command line: exit status 2, one message, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from colocate.cli.main import main
+from tests.cli.conftest import Outcome
+
+QUICKSTART = "+experiment=quickstart"
+
+# What is wrong, the overrides, and what the message must name: the field and a part of the rule
+# or of the remedy.
+WRONG: dict[str, tuple[list[str], list[str]]] = {
+    "nothing given": ([], ["steps", "model.path", "environment.factory", "required"]),
+    "unknown key, near a known one": (
+        [QUICKSTART, "buffer.max_stalenes=1"],
+        ["buffer.max_stalenes = '1'", "did you mean `buffer.max_staleness`?"],
+    ),
+    "unknown key, added": ([QUICKSTART, "+typo=1"], ["typo = 1", "no such key"]),
+    "unknown key, far from any": (
+        [QUICKSTART, "trainer.zzz=1"],
+        ["trainer.zzz", "zero_stage, num_ranks"],
+    ),
+    "unknown section": ([QUICKSTART, "trainr.num_ranks=2"], ["did you mean `trainer.num_ranks`?"]),
+    "unknown section, added": ([QUICKSTART, "+zebra.x=1"], ["zebra", "no such key"]),
+    "text for an integer": ([QUICKSTART, "trainer.num_ranks=two"], ["trainer.num_ranks = 'two'"]),
+    "fraction for an integer": ([QUICKSTART, "steps=1.5"], ["steps = 1.5", "integer"]),
+    "boolean for an integer": ([QUICKSTART, "steps=true"], ["steps = True", "integer"]),
+    "boolean for a choice of integers": (
+        [QUICKSTART, "trainer.zero_stage=true"],
+        ["trainer.zero_stage = True"],
+    ),
+    "null for a number": ([QUICKSTART, "seed=null"], ["seed = None", "integer"]),
+    "not a number": ([QUICKSTART, "trainer.learning_rate=nan"], ["learning_rate", "finite"]),
+    "below the range": ([QUICKSTART, "steps=0"], ["steps = 0", "greater than or equal to 1"]),
+    "negative": ([QUICKSTART, "buffer.max_staleness=-1"], ["buffer.max_staleness = -1"]),
+    "above the range": (
+        [QUICKSTART, "trainer.betas=[0.9,1.0]"],
+        ["trainer.betas.1 = 1.0", "less than 1"],
+    ),
+    "too few values": ([QUICKSTART, "trainer.betas=[0.9]"], ["trainer.betas"]),
+    "not one of the choices": (
+        [QUICKSTART, "scheduler.policy=adaptve"],
+        ["scheduler.policy = 'adaptve'", "'interval', 'timed' or 'drain'"],
+    ),
+    "zero stage 4": ([QUICKSTART, "trainer.zero_stage=4"], ["trainer.zero_stage = 4"]),
+    "swap interval above S + 1": (
+        [QUICKSTART, "buffer.max_staleness=1", "scheduler.swap_interval=3"],
+        ["scheduler.swap_interval = 3", "at most buffer.max_staleness + 1 = 2"],
+    ),
+    "timed without a period": (
+        [QUICKSTART, "scheduler.policy=timed"],
+        ["scheduler.period_s", "required by scheduler.policy=timed"],
+    ),
+    "a period without timed": ([QUICKSTART, "scheduler.period_s=5"], ["scheduler.period_s = 5"]),
+    "drain with grace": (
+        [QUICKSTART, "scheduler=drain", "scheduler.expiry_grace_s=1"],
+        ["scheduler.expiry_grace_s = 1"],
+    ),
+    "two models": ([QUICKSTART, "model.path=gpt2"], ["model.path", "exactly one", "both are"]),
+    "no model": ([QUICKSTART, "model.embedded=null"], ["model.path", "neither is"]),
+    "model folder without config": (
+        [QUICKSTART, "model=hf", "model.path=."],
+        ["model.path = '.'", "no config.json"],
+    ),
+    "model folder that is not there": (
+        [QUICKSTART, "model=hf", "model.path=./none"],
+        ["model.path = './none'", "must be a folder that exists"],
+    ),
+    "heads that do not divide": (
+        [QUICKSTART, "model.embedded.num_key_value_heads=3"],
+        ["model.embedded.num_attention_heads", "multiple of num_key_value_heads = 3"],
+    ),
+    "turn longer than the context": (
+        [QUICKSTART, "rollout.max_new_tokens=64"],
+        ["rollout.max_new_tokens = 64", "below inference.max_model_len = 64"],
+    ),
+    "groups of one": ([QUICKSTART, "algorithm.group_size=1"], ["algorithm.group_size = 1"]),
+    "greedy groups": ([QUICKSTART, "rollout.temperature=0"], ["rollout.temperature = 0"]),
+    "mini-batches that do not divide": (
+        [QUICKSTART, "trainer.num_minibatches=3"],
+        ["trainer.num_minibatches = 3", "must divide", "320"],
+    ),
+    "more ranks than trajectories": (
+        [QUICKSTART, "trainer.num_minibatches=320", "trainer.num_ranks=2"],
+        ["trainer.num_ranks = 2", "must be at most 1"],
+    ),
+    "more in flight than admitted": (
+        [QUICKSTART, "buffer.max_inflight=1000"],
+        ["buffer.max_inflight = 1000", "at most 640"],
+    ),
+    "two engines": ([QUICKSTART, "inference.num_engines=2"], ["inference.num_engines = 2"]),
+    "cache above the budget": (
+        [QUICKSTART, "memory.budget_bytes=1000000"],
+        ["inference.kv_cache_memory_bytes", "memory.budget_bytes = 1000000"],
+    ),
+    "idle before a step may time out": (
+        [QUICKSTART, "supervision.idle_timeout_s=10"],
+        ["supervision.idle_timeout_s = 10", "environment.step_timeout_s"],
+    ),
+    "module that is not there": (
+        [QUICKSTART, "environment.factory=no_such_module:Game"],
+        ["environment.factory", "No module named 'no_such_module'"],
+    ),
+    "name that is not there": (
+        [QUICKSTART, "environment.factory=colocate.embedded.digits:DigitSerch"],
+        ["environment.factory", "did you mean colocate.embedded.digits:DigitSearch?"],
+    ),
+    "something that cannot be called": (
+        [QUICKSTART, "data.source=colocate.embedded.digits:QUESTION"],
+        ["data.source", "of type str, which cannot be called"],
+    ),
+    "class that is no environment": (
+        [QUICKSTART, "environment.factory=colocate.embedded.digits:DigitPrompts"],
+        ["environment.factory", "lacks reset, step, close"],
+    ),
+    "reward that is not there": (
+        [QUICKSTART, "reward=function", "reward.function=math:no"],
+        ["reward.function", "math has no `no`"],
+    ),
+    "reward not named": ([QUICKSTART, "reward=function"], ["reward.function", "required"]),
+    "not an import path": ([QUICKSTART, "data.source=digits"], ["data.source = 'digits'"]),
+    "option that is not accepted": (
+        [QUICKSTART, "+environment.options.colour=red"],
+        ["environment.options", "unexpected keyword argument 'colour'"],
+    ),
+    "option without a plus": (
+        [QUICKSTART, "data.options.shuffle=true"],
+        ["data.options.shuffle", "+data.options.shuffle=true"],
+    ),
+    "trace not named": (
+        [QUICKSTART, "environment.latency.kind=trace"],
+        ["environment.latency.trace", "none is named"],
+    ),
+    "trace that is not there": (
+        [QUICKSTART, "environment.latency={kind: trace, trace: /none.txt}"],
+        ["environment.latency.trace = '/none.txt'", "No such file"],
+    ),
+    "cap below the median": (
+        [QUICKSTART, "environment.latency.cap_s=0.01"],
+        ["environment.latency.cap_s = 0.01"],
+    ),
+    "checkpoint that is not there": ([QUICKSTART, "resume=/none"], ["resume = '/none'"]),
+    "unknown experiment": (
+        ["+experiment=quikstart"],
+        ["experiment = 'quikstart'", "did you mean +experiment=quickstart?"],
+    ),
+    "experiment without a plus": (["experiment=quickstart"], ["+experiment=quickstart"]),
+    "unknown choice of a group": (
+        [QUICKSTART, "trainer=zero4"],
+        ["trainer = 'zero4'", "the choices are: zero1, zero2, zero3"],
+    ),
+    "unclosed bracket": ([QUICKSTART, "steps=[1"], ["steps=[1", "Hydra's syntax"]),
+    "no equals sign": ([QUICKSTART, "steps"], ["steps", "Hydra's syntax"]),
+    "sweep without -m": ([QUICKSTART, "seed=1,2"], ["seed = '1,2'", "--multirun"]),
+    "unknown key of Hydra": ([QUICKSTART, "hydra.run.dirr=x"], ["hydra.run.dirr"]),
+    "unknown sweeper": ([QUICKSTART, "hydra/sweeper=optuna"], ["hydra/sweeper = 'optuna'"]),
+    "folder that cannot be resolved": (
+        [QUICKSTART, "hydra.run.dir=${nope}"],
+        ["hydra.run.dir", "'nope' not found"],
+    ),
+    "value that cannot be resolved": ([QUICKSTART, "seed=${nope}"], ["seed", "'nope' not found"]),
+    "folder that cannot be made": (
+        [QUICKSTART, "hydra.run.dir=/dev/null/run"],
+        ["hydra.run.dir = '/dev/null/run'", "/dev/null is not a folder"],
+    ),
+    "no .hydra": ([QUICKSTART, "hydra.output_subdir=null"], ["hydra.output_subdir"]),
+    "config folder that is not there": (
+        ["--config-dir", "none", QUICKSTART],
+        ["--config-dir = 'none'", "must be a folder"],
+    ),
+    "rerun that skips validation": (
+        ["--experimental-rerun", "x.pickle"],
+        ["--experimental-rerun", "without validating"],
+    ),
+    "second job of a multirun": (
+        ["-m", QUICKSTART, "scheduler.swap_interval=1,9"],
+        ["scheduler.swap_interval = 9", "job 1 (scheduler.swap_interval=9)"],
+    ),
+    "choice in a multirun": (
+        ["-m", QUICKSTART, "trainer=zero1,zero9"],
+        ["trainer = 'zero9'", "job 1 (trainer=zero9)"],
+    ),
+    "jobs that share a folder": (
+        ["-m", QUICKSTART, "seed=1,2", "hydra.sweep.subdir=same"],
+        ["hydra.sweep.subdir", "must differ between jobs"],
+    ),
+    "a random sweep": (
+        ["-m", QUICKSTART, "trainer.learning_rate=interval(0,1)"],
+        ["BasicSweeper does not support sweep type"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "named"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_configuration_is_refused_with_one_message_and_nothing_written(
+    overrides: list[str],
+    named: list[str],
+    colocate: Callable[[Sequence[str]], Outcome],
+    empty_folder: Path,
+) -> None:
+    outcome = colocate(["train", *overrides])
+
+    assert outcome.status == 2
+    words = " ".join(outcome.err.split())
+    for part in named:
+        assert part in words
+    assert outcome.err.count("colocate: wrong configuration") == 1
+    assert "remedy" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_all_problems_are_reported_together(
+    colocate: Callable[[Sequence[str]], Outcome],
+) -> None:
+    outcome = colocate(
+        [
+            "train",
+            QUICKSTART,
+            "trainer=zero9",
+            "buffer.max_stalenes=1",
+            "steps=[1",
+            "seed=-1",
+            "scheduler.swap_interval=4",
+            "environment.factory=no_such_module:Game",
+        ]
+    )
+
+    assert outcome.status == 2
+    assert "6 problems" in outcome.err
+    for field in (
+        "trainer = 'zero9'",
+        "buffer.max_stalenes = '1'",
+        "steps=[1",
+        "seed = -1",
+        "scheduler.swap_interval = 4",
+        "environment.factory",
+    ):
+        assert field in outcome.err
+
+
+def test_a_rule_is_skipped_where_one_of_its_fields_is_wrong_already(
+    colocate: Callable[[Sequence[str]], Outcome],
+) -> None:
+    outcome = colocate(["train", QUICKSTART, "buffer.max_staleness=x", "scheduler.swap_interval=9"])
+
+    assert "1 problem;" in outcome.err
+    assert "scheduler.swap_interval" not in outcome.err
+
+
+def test_a_failed_choice_does_not_drag_its_missing_values_along(
+    colocate: Callable[[Sequence[str]], Outcome],
+) -> None:
+    outcome = colocate(["train", "+experiment=quikstart"])
+
+    assert "1 problem;" in outcome.err
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(
+    colocate: Callable[[Sequence[str]], Outcome], empty_folder: Path
+) -> None:
+    (empty_folder / "old").mkdir()
+    (empty_folder / "old" / "events.jsonl").touch()
+
+    outcome = colocate(["train", QUICKSTART, "hydra.run.dir=old"])
+
+    assert outcome.status == 2
+    assert "must not hold a run already" in outcome.err
+
+
+def test_an_unknown_flag_is_refused(
+    colocate: Callable[[Sequence[str]], Outcome], empty_folder: Path
+) -> None:
+    outcome = colocate(["train", "--dry-run", QUICKSTART])
+
+    assert outcome.status == 2
+    assert "--dry-run" in outcome.err
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["0.1\nfast\n", "0.1\n-1\n", "inf\n", "\n"])
+def test_a_latency_trace_that_cannot_be_used_is_refused(
+    text: str, colocate: Callable[[Sequence[str]], Outcome], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.txt"
+    trace.write_text(text, encoding="utf-8")
+
+    outcome = colocate(
+        ["train", QUICKSTART, f"environment.latency={{kind: trace, trace: {trace}}}"]
+    )
+
+    assert outcome.status == 2
+    assert "environment.latency.trace" in outcome.err
+
+
+def test_a_module_that_fails_while_it_is_imported_is_reported_with_its_error(
+    colocate: Callable[[Sequence[str]], Outcome],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "broken_game.py").write_text("1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    outcome = colocate(["train", QUICKSTART, "environment.factory=broken_game:Game"])
+
+    assert outcome.status == 2
+    assert "importing broken_game raised ZeroDivisionError" in " ".join(outcome.err.split())
+
+
+@pytest.mark.parametrize("name", ["swap interval above S + 1", "unclosed bracket"])
+def test_the_console_script_refuses_alike(name: str, tmp_path: Path) -> None:
+    overrides, named = WRONG[name]
+
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "colocate"), "train", *overrides],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    for part in named:
+        assert part in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["fly"], "train, replay, doctor"),
+        (["replay"], "takes one argument"),
+        (["replay", "no/such/folder"], "no/such/folder"),
+        (["doctor", "now"], "takes no arguments"),
+    ],
+)
+def test_a_wrong_command_is_refused(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert named in capsys.readouterr().err

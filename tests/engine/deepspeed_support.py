@@ -1,0 +1,232 @@
+"""A training step written out plainly, and batches for it: what DeepSpeed ranks must agree with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from colocate.adapters.checksum import tensor_checksum
+from colocate.adapters.deepspeed.client import DeepSpeedTrainer
+from colocate.config import AlgorithmConfig, TrainerConfig
+from colocate.learn.advantages import group_advantages
+from colocate.learn.batches import make_rows, plan_minibatches
+from colocate.ports import StepReport, TrainingBatch, TrainingSample
+
+STEPS = 10
+SEED = 5
+TEMPERATURE = 0.8
+VOCABULARY = 18
+
+ALGORITHM = AlgorithmConfig(group_size=3, groups_per_step=3, entropy_coef=0.05, kl_coef=0.1)
+
+
+def trainer_config(zero_stage: int, num_ranks: int, micro_batch_tokens: int) -> TrainerConfig:
+    return TrainerConfig(
+        zero_stage=zero_stage,
+        num_ranks=num_ranks,
+        micro_batch_tokens=micro_batch_tokens,
+        num_minibatches=2,
+        learning_rate=5e-3,
+        warmup_steps=1,
+        schedule="linear",
+        betas=(0.9, 0.95),
+        # Wide enough that rounding in a gradient near zero does not turn a step around.
+        eps=1e-4,
+        weight_decay=0.1,
+        max_grad_norm=0.3,
+        publish_bucket_bytes=200_000,
+    )
+
+
+def make_batch(version: int, *, groups: int = 3, size: int = 3, lag: int = 0) -> TrainingBatch:
+    """Two-turn trajectories of unequal lengths, with behaviour log-probabilities made up."""
+    draw = random.Random(version)
+    samples = []
+    for index in range(groups * size):
+        ids, mask = [draw.randrange(VOCABULARY) for _ in range(4)], [0] * 4
+        for turn in range(1 + index % 3):
+            for mark, count in ((1, 2 + turn), (0, draw.randrange(2, 7))):
+                ids += [draw.randrange(VOCABULARY) for _ in range(count)]
+                mask += [mark] * count
+        samples.append(
+            TrainingSample(
+                trajectory=index,
+                group=index // size,
+                token_ids=ids,
+                loss_mask=mask,
+                logprobs=[mark * draw.uniform(-6.0, -1.0) for mark in mask],
+                versions=[version - lag if mark else -1 for mark in mask],
+                reward=draw.random(),
+                masked=index == 1,
+            )
+        )
+    return TrainingBatch(batch=version + 100, version=version, samples=samples)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the same training is spread; ``str`` is the test's id."""
+
+    zero_stage: int
+    num_ranks: int
+    micro_batch_tokens: int = 100_000
+
+    def __str__(self) -> str:
+        return f"zero{self.zero_stage}-ranks{self.num_ranks}-micro{self.micro_batch_tokens}"
+
+    def trainer(self, model: Path, folder: Path, run_id: str) -> DeepSpeedTrainer:
+        return DeepSpeedTrainer(
+            model,
+            trainer_config(self.zero_stage, self.num_ranks, self.micro_batch_tokens),
+            ALGORITHM,
+            dtype="float32",
+            temperature=TEMPERATURE,
+            steps=STEPS,
+            seed=SEED,
+            device="cpu",
+            log_dir=folder / "logs",
+            run_id=run_id,
+        )
+
+
+@dataclass
+class Exported:
+    """Weights as an engine worker would read them."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    num_buckets: int = 0
+    modes: set[int] = field(default_factory=set)
+    paths: list[Path] = field(default_factory=list)
+
+
+async def export(trainer: DeepSpeedTrainer) -> Exported:
+    """Maps every bucket, checks each tensor's checksum, and copies it."""
+    exported = Exported()
+    async with aclosing(trainer.export_buckets()) as buckets:
+        async for bucket in buckets:
+            path = Path(bucket.handle["path"])
+            raw = torch.frombuffer(
+                bytearray(await asyncio.to_thread(path.read_bytes)), dtype=torch.uint8
+            )
+            exported.num_buckets += 1
+            exported.modes.add((await asyncio.to_thread(path.stat)).st_mode & 0o777)
+            exported.paths.append(path)
+            for entry in bucket.entries:
+                part = raw[entry.offset : entry.offset + entry.num_bytes].clone()
+                tensor = part.view(getattr(torch, entry.dtype)).view(entry.shape)
+                assert tensor_checksum(tensor) == entry.checksum, entry.name
+                assert entry.name not in exported.tensors
+                exported.tensors[entry.name] = tensor
+    return exported
+
+
+@dataclass
+class PlainStep:
+    """What the plain implementation did."""
+
+    weights: dict[str, torch.Tensor]
+    loss: float
+    grad_norm: float
+
+
+def train_plainly(model_path: Path, batches: list[TrainingBatch]) -> list[PlainStep]:
+    """The same steps by torch alone, in float64, token by token, one process, no micro-batches."""
+    load = AutoModelForCausalLM.from_pretrained
+    model = load(model_path, dtype=torch.float64).eval()
+    first = load(model_path, dtype=torch.float64).eval()
+    config = trainer_config(0, 1, 10**6)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
+    done = []
+    for batch in batches:
+        rate = config.learning_rate * (
+            1.0 if batch.version < 1 else 1 - (batch.version - 1) / (STEPS - 1)
+        )
+        optimizer.param_groups[0]["lr"] = rate
+        advantages = group_advantages(batch.samples, normalise_std=True)
+        trained = [
+            (sample, advantage)
+            for sample, advantage in zip(batch.samples, advantages, strict=True)
+            if not sample.masked
+        ]
+        with torch.no_grad():
+            proximal = [token_scores(model, sample)[0] for sample, _ in trained]
+            reference = [token_scores(first, sample)[0] for sample, _ in trained]
+        total, norms, count = 0.0, [], 0
+        for chosen in minibatches(batch, advantages):
+            optimizer.zero_grad()
+            losses = torch.cat(
+                [sample_losses(model, *trained[i], proximal[i], reference[i]) for i in chosen]
+            )
+            losses.mean().backward()
+            norms.append(
+                float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+            )
+            optimizer.step()
+            total, count = total + float(losses.sum().detach()), count + len(losses)
+        weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+        done.append(PlainStep(weights, total / count, sum(norms) / len(norms)))
+    return done
+
+
+def minibatches(batch: TrainingBatch, advantages: list[float]) -> list[list[int]]:
+    """Which trajectories share an optimizer step: a matter of the shuffle, not of the formula."""
+    plan = plan_minibatches(
+        make_rows(batch.samples, advantages),
+        num_minibatches=2,
+        num_ranks=1,
+        micro_batch_tokens=10**6,
+        seed=SEED + batch.version,
+    )
+    return [[row for micro in minibatch.ranks[0] for row in micro] for minibatch in plan]
+
+
+def token_scores(model, sample: TrainingSample) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each sampled token, and its distribution's entropy."""
+    logits = model(torch.tensor([list(sample.token_ids)])).logits[0] / TEMPERATURE
+    logprobs, entropies = [], []
+    for place in range(1, len(sample.token_ids)):
+        if sample.loss_mask[place]:
+            distribution = torch.distributions.Categorical(logits=logits[place - 1])
+            logprobs.append(distribution.log_prob(torch.tensor(sample.token_ids[place])))
+            entropies.append(distribution.entropy())
+    return torch.stack(logprobs), torch.stack(entropies)
+
+
+def sample_losses(model, sample, advantage, proximal, reference) -> torch.Tensor:
+    current, entropies = token_scores(model, sample)
+    behaviour = [lp for lp, mark in zip(sample.logprobs, sample.loss_mask, strict=True) if mark]
+    losses = []
+    for cur, prox, ref, beh, ent in zip(
+        current, proximal, reference, behaviour, entropies, strict=True
+    ):
+        ratio = torch.exp(cur - prox)
+        bounded = torch.clamp(ratio, 1 - ALGORITHM.clip_low, 1 + ALGORITHM.clip_high)
+        kept = torch.minimum(ratio * advantage, bounded * advantage)
+        weight = min(math.exp(float(prox) - beh), ALGORITHM.correction.cap)
+        k3 = torch.exp(ref - cur) - 1 - (ref - cur)
+        losses.append(-weight * kept - ALGORITHM.entropy_coef * ent + ALGORITHM.kl_coef * k3)
+    return torch.stack(losses)
+
+
+@dataclass
+class Record:
+    """What one life of a trainer showed."""
+
+    start_s: float = 0.0
+    refusals: dict[str, str] = field(default_factory=dict)
+    reports: list[StepReport] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    exports: dict[str, Exported] = field(default_factory=dict)

@@ -1,0 +1,106 @@
+"""The engine's processes end with their driver, however it ends; a dead engine is an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.engine
+
+# argv: model folder, log file. Prints one JSON document a line about each stage.
+DRIVER = """
+import asyncio, json, os, signal, sys
+from pathlib import Path
+from colocate.adapters.vllm.engine import VllmInference
+from colocate.config import InferenceConfig
+from vllm_support import make_request
+
+def report(**facts):
+    print(json.dumps(facts), flush=True)
+
+async def main():
+    engine = VllmInference(
+        Path(sys.argv[1]),
+        InferenceConfig(kv_cache_memory_bytes=2**24, max_model_len=512, max_num_seqs=8),
+        dtype="float32", device="cpu", seed=0, log_file=Path(sys.argv[2]), run_id="processes",
+        threads=1,
+    )
+    environment = dict(os.environ)
+    await engine.start()
+    ids = list(engine.process_ids())
+    request = make_request("long", [1, 2, 3], max_new_tokens=500)
+    pending = asyncio.create_task(engine.generate(request))
+    await engine.generate(make_request("short", [1, 2, 3], max_new_tokens=2))
+    report(ids=ids, same_environment=dict(os.environ) == environment)
+    os.kill(ids[-1], signal.SIGKILL)
+    failures = []
+    for attempt in (pending, engine.generate(make_request("later", [1]))):
+        try:
+            await attempt
+        except Exception as error:
+            failures.append(type(error).__name__)
+    await engine.close()
+    await engine.close()
+    report(failures=failures, ids=list(engine.process_ids()))
+    await engine.start()
+    result = await engine.generate(make_request("again", [1, 2, 3]))
+    report(ids=list(engine.process_ids()), num_tokens=len(result.token_ids))
+    await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def driver(tied_models, tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    with open(tmp_path / "terminal", "w") as terminal:
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(tied_models.first), str(tmp_path / "engine.log")],
+            stdout=subprocess.PIPE,
+            stderr=terminal,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        )
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def any_alive(ids: list[int]) -> bool:
+    return any(
+        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        for pid in ids
+    )
+
+
+def test_an_engine_dies_loudly_starts_again_and_does_not_outlive_its_driver(driver, tmp_path):
+    started = json.loads(driver.stdout.readline())
+    assert len(started["ids"]) >= 2
+    assert started["same_environment"]
+    died = json.loads(driver.stdout.readline())
+    assert died == {"failures": ["EngineDeadError", "EngineDeadError"], "ids": []}
+    assert not any_alive(started["ids"])
+    again = json.loads(driver.stdout.readline())
+    assert again["num_tokens"] == 8
+    assert all(psutil.pid_exists(pid) for pid in again["ids"])
+
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 10
+    while any_alive(again["ids"]):
+        assert time.monotonic() < deadline, "engine processes outlived their driver by 10 s"
+        time.sleep(0.05)
+    assert (tmp_path / "terminal").read_text() == ""
+    assert "EngineCore" in (tmp_path / "engine.log").read_text()

@@ -1,0 +1,161 @@
+"""Park, sleep and wake: nothing that was sampled is lost, and memory really comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+from vllm_support import make_request, max_difference, publish
+
+from colocate.core.types import FinishReason
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = [index % 17 for index in range(20)]
+LONG = 450
+
+
+async def park_midway(engine, requests):
+    """Parks once every request has sampled something; returns their partials."""
+    tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+    # A later short request ends: by then the earlier ones have been sampled from.
+    await engine.generate(make_request("pacemaker", PROMPT, max_new_tokens=8))
+    await engine.park()
+    return await asyncio.gather(*tasks)
+
+
+async def test_a_parked_partial_continues_greedily_as_if_it_had_never_been_parked(engine):
+    whole = await engine.generate(
+        make_request("whole", PROMPT, max_new_tokens=LONG, temperature=0.0)
+    )
+    request = make_request("parked", PROMPT, max_new_tokens=LONG, temperature=0.0)
+    (partial,) = await park_midway(engine, [request])
+    assert partial.finish_reason is FinishReason.ABORT
+    num_sampled = len(partial.token_ids)
+    assert 0 < num_sampled < LONG
+    await engine.resume()
+    rest = await engine.generate(
+        make_request(
+            "continued",
+            [*PROMPT, *partial.token_ids],
+            max_new_tokens=LONG - num_sampled,
+            temperature=0.0,
+        )
+    )
+    assert [*partial.token_ids, *rest.token_ids] == list(whole.token_ids)
+    assert max_difference([*partial.logprobs, *rest.logprobs], whole.logprobs) < 1e-4
+
+
+async def test_a_parked_partial_is_a_prefix_of_the_whole(engine):
+    requests = [
+        make_request(f"parked-{seed}", PROMPT, max_new_tokens=LONG, seed=seed) for seed in range(8)
+    ]
+    partials = await park_midway(engine, requests)
+    await engine.sleep(1)
+    await engine.wake("weights")
+    await engine.wake("kv_cache")
+    for request, partial in zip(requests, partials, strict=True):
+        whole = await engine.generate(request)
+        num_sampled = len(partial.token_ids)
+        assert num_sampled > 0
+        assert list(partial.token_ids) == list(whole.token_ids)[:num_sampled]
+        assert max_difference(partial.logprobs, whole.logprobs[:num_sampled]) < 1e-4
+
+
+async def test_requests_submitted_just_before_a_park_all_return(engine):
+    tasks = [
+        asyncio.create_task(engine.generate(make_request(f"late-{seed}", PROMPT, max_new_tokens=9)))
+        for seed in range(200)
+    ]
+    await asyncio.sleep(0)
+    await engine.park()
+    results = await asyncio.gather(*tasks)
+    assert len({result.request_id for result in results}) == 200
+    assert {result.finish_reason for result in results} <= {FinishReason.ABORT, FinishReason.LENGTH}
+    assert FinishReason.ABORT in {result.finish_reason for result in results}
+    await engine.resume()
+
+
+async def test_a_request_to_a_parked_engine_comes_back_untouched(engine):
+    await engine.park()
+    result = await engine.generate(make_request("early", PROMPT))
+    assert result.finish_reason is FinishReason.ABORT
+    assert not result.token_ids
+    await engine.resume()
+    result = await engine.generate(make_request("early again", PROMPT))
+    assert result.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_cancelled_request_leaves_nothing_running(engine):
+    task = asyncio.create_task(engine.generate(make_request("gone", PROMPT, max_new_tokens=LONG)))
+    await engine.generate(make_request("pacemaker", PROMPT, max_new_tokens=2))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine._running().get_num_unfinished_requests() == 0
+    await engine.park()
+    await engine.resume()
+
+
+async def test_level_1_keeps_the_weights(engine):
+    request = make_request("same", PROMPT, max_new_tokens=30, temperature=0.0)
+    before = await engine.generate(request)
+    awake = await engine.residency()
+    await engine.park()
+    await engine.sleep(1)
+    asleep = await engine.residency()
+    assert asleep == {"weights": awake["weights"], "kv_cache": 0}
+    await engine.wake("weights")
+    await engine.wake("kv_cache")
+    assert await engine.residency() == awake
+    assert (await engine.generate(request)).token_ids == before.token_ids
+
+
+async def test_the_memory_of_the_processes_falls_and_comes_back(engine, tied_models, exporter):
+    def resident_bytes() -> int:
+        return sum(psutil.Process(pid).memory_info().rss for pid in engine.process_ids())
+
+    async def cycle() -> tuple[int, int]:
+        await engine.park()
+        await engine.sleep(2)
+        assert await engine.residency() == {"weights": 0, "kv_cache": 0}
+        asleep = resident_bytes()
+        await publish(engine, exporter(tied_models.first), version=0)
+        return asleep, resident_bytes()
+
+    weights_and_cache = await engine.residency()
+    await cycle()  # A fresh cache's pages are not resident until written; a woken one's are.
+    asleep, awake = await cycle()
+    assert await engine.residency() == weights_and_cache
+    cache = weights_and_cache["kv_cache"]
+    assert 0.95 * cache < awake - asleep < 1.1 * cache
+    for _ in range(5):
+        asleep_again, awake_again = await cycle()
+    assert asleep_again < asleep + 0.05 * cache
+    assert awake_again < awake + 0.05 * cache
+
+
+async def test_memory_is_woken_one_kind_at_a_time_weights_first(engine):
+    with pytest.raises(RuntimeError, match="must be parked"):
+        await engine.sleep(1)
+    await engine.park()
+    await engine.sleep(1)
+    with pytest.raises(RuntimeError, match="weights must be woken"):
+        await engine.wake("kv_cache")
+    with pytest.raises(RuntimeError, match="asleep"):
+        await engine.resume()
+    with pytest.raises(RuntimeError, match="must be parked and awake"):
+        await engine.sleep(2)
+    await engine.wake("weights")
+    assert (await engine.residency())["kv_cache"] == 0
+    await engine.wake("kv_cache")
+
+
+async def test_weights_dropped_and_not_published_are_not_served(engine):
+    await engine.park()
+    await engine.sleep(2)
+    await engine.wake("weights")
+    await engine.wake("kv_cache")
+    with pytest.raises(RuntimeError, match="level 2 sleep dropped them"):
+        await engine.generate(make_request("refused", PROMPT))

@@ -1,0 +1,117 @@
+"""A run's folder as a run leaves it, and snapshots to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colocate.core.phases import SWAP, Phase
+from colocate.core.types import MemorySample
+from colocate.report.records import MetricsWriter, write_summary
+from colocate.report.snapshot import RunSnapshot
+from colocate.report.trace import TraceWriter
+
+NUM_STEPS = 12
+
+
+@pytest.fixture
+def make_snapshot() -> Callable[..., RunSnapshot]:
+    def make(**changes: Any) -> RunSnapshot:
+        fields: dict[str, Any] = {
+            "phase": Phase.TRAINING,
+            "elapsed_s": 134.0,
+            "step": 37,
+            "num_steps": 100,
+            "num_swaps": 37,
+            "reward": 0.634,
+            "best_reward": 0.66,
+            "recent_rewards": tuple(0.1 + 0.014 * step for step in range(38)),
+            "trajectories": {"generating": 128, "environment": 96, "finished": 64, "leased": 320},
+            "endings": {"trained": 11_840, "expired": 3, "failed": 0},
+            "staleness": {0: 9_100, 1: 900},
+            "max_staleness": 1,
+            "tokens_generated": 123_456,
+            "tokens_trained": 110_000,
+            "tokens_carried": 4_200,
+            "memory": MemorySample(
+                used=800 * 2**20,
+                total=900 * 2**20,
+                tenants={"engine": 300 * 2**20, "trainer": 500 * 2**20},
+            ),
+            "eta_s": 70.0,
+        }
+        return RunSnapshot(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture
+def summary() -> dict[str, Any]:
+    phases = [Phase.STARTING, Phase.ROLLOUT, *SWAP, Phase.CLOSING]
+    return {
+        "schema": 1,
+        "status": "completed",
+        "error": None,
+        "steps": NUM_STEPS,
+        "swaps": NUM_STEPS,
+        "wall_s": 93.4,
+        "phase_s": {str(phase): 1.0 + index for index, phase in enumerate(phases)},
+        "trajectories": {
+            "admitted": 420,
+            "trained": 384,
+            "expired": 5,
+            "filtered": 0,
+            "masked": 0,
+            "failed": 0,
+            "cancelled": 0,
+            "resident": 31,
+            "replayed": 0,
+        },
+        "tokens": {
+            "generated": 5000,
+            "trained": 4600,
+            "carried": 321,
+            "reprefilled": 90,
+            "discarded": 12,
+        },
+        "staleness": {
+            "bound": 2,
+            "max_trained_lag": 1,
+            "mean_trained_lag": 0.1,
+            "histogram": {"0": 4140, "1": 460},
+        },
+        "replay": {"max_lag": None, "mean_lag": None},
+        "partials": {"carried": 44, "max_crossings": 1, "max_spans": 2},
+        "environment": {"steps": 1300, "busy_s": 80.0, "hidden_s": 20.0, "failures": 0},
+        "reward": {"first": 0.07, "last": 0.55, "best": 0.61},
+        "memory": {
+            "provider": "psutil",
+            "peak": 820 * 2**20,
+            "awake": 600 * 2**20,
+            "asleep": 270 * 2**20,
+            "trainer_peak": 430 * 2**20,
+        },
+        "mismatch": {"mean_abs_logprob_diff": 1e-6, "max_abs_logprob_diff": 1e-5, "k3_kl": 0.0},
+        "versions": {"trainer": NUM_STEPS, "engine": NUM_STEPS},
+    }
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, summary: dict[str, Any]) -> Path:
+    write_summary(tmp_path / "summary.json", summary)
+    metrics = MetricsWriter(tmp_path / "metrics.jsonl")
+    time_s = 0.0
+    with TraceWriter(tmp_path / "trace.json") as trace:
+        for step in range(NUM_STEPS):
+            for phase in (Phase.ROLLOUT, *SWAP):
+                trace.phase(phase, time_s, time_s + 0.5)
+                trace.memory(time_s, MemorySample(used=5, total=9, tenants={"engine": 3}))
+                time_s += 0.5
+            metrics.write(
+                {"step": step + 1, "reward_mean": 0.05 * step, "lag_mean": 0.1, "lag_max": 1.0}
+            )
+    metrics.close()
+    return tmp_path

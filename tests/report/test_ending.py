@@ -1,0 +1,76 @@
+"""The last words of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from colocate.report.ending import render_ending
+
+
+def shown(summary: dict[str, Any], run_dir: Path, width: int = 100, **texts: str) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(render_ending(summary, run_dir, **texts))
+    return capture.get()
+
+
+def test_a_completed_run_is_told_in_words(summary: dict[str, Any], run_dir: Path) -> None:
+    text = shown(summary, run_dir, before="agent  9", after="agent  4")
+    for told in (
+        "Done: 12 training steps in 1:33.",
+        "from 0.070 to 0.550 (best 0.610)",
+        "420 begun: 384 trained, 5 expired, 31 resident",
+        "44 trajectories crossed a swap unfinished, with 321 tokens",
+        "90% of the trained tokens were fresh; the oldest lagged by 1 (bound 2)",
+        "25% of their time passed behind swaps and training",
+        "270 of 600 MiB kept while asleep",
+        str(run_dir),
+        "metrics.jsonl",
+    ):
+        assert told in text
+    assert text.index("Before training") < text.index("agent  9") < text.index("agent  4")
+
+
+def test_only_what_the_folder_holds_is_listed(summary: dict[str, Any], run_dir: Path) -> None:
+    assert "checkpoints" not in shown(summary, run_dir)
+    (run_dir / "checkpoints").mkdir()
+    assert "checkpoints" in shown(summary, run_dir)
+
+
+def test_a_failure_comes_with_its_cause(summary: dict[str, Any], run_dir: Path) -> None:
+    text = shown({**summary, "status": "failed", "error": "rank 1 ended [status 9]"}, run_dir)
+    assert "Failed: 12 training steps" in text
+    assert "rank 1 ended [status 9]" in text
+
+
+def test_a_run_that_trained_nothing_has_an_ending_too(
+    summary: dict[str, Any], run_dir: Path
+) -> None:
+    bare = {
+        **summary,
+        "status": "failed",
+        "error": "no memory",
+        "steps": 0,
+        "swaps": 0,
+        "phase_s": dict.fromkeys(summary["phase_s"], 0.0),
+        "trajectories": dict.fromkeys(summary["trajectories"], 0),
+        "staleness": {"bound": 1, "max_trained_lag": None, "histogram": {}},
+        "environment": {"steps": 0, "busy_s": 0.0, "hidden_s": 0.0, "failures": 0},
+        "reward": {"first": None, "last": None, "best": None},
+        "memory": dict.fromkeys(summary["memory"]),
+    }
+    text = shown(bare, run_dir)
+    assert "mean reward" not in text
+    assert "nothing trained (bound 1)" in text
+    assert "0 begun: none ended" in text
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_ending_fits_the_terminal(summary: dict[str, Any], run_dir: Path, width: int) -> None:
+    lines = shown(summary, run_dir, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert shown(summary, run_dir, width).isascii()
