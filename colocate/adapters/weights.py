@@ -1,4 +1,4 @@
-"""The ``WeightTransfer`` port: from the trainer's shards to every engine worker, bucket by bucket."""
+"""The ``WeightTransfer`` port: from the trainer to every engine worker, bucket by bucket."""
 
 from __future__ import annotations
 

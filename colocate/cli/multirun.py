@@ -54,7 +54,8 @@ class Multirun:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        _adopt_orphans()
+        # Whatever a job leaves behind becomes this process's own child, and so can be found.
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         for number in _PASSED_ON:
             self._handlers[number] = signal.signal(number, self._pass_on)
         return self
@@ -67,6 +68,7 @@ class Multirun:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
     def run(self, label: str, run_dir: Path, command: Sequence[str]) -> None:
         """Runs one job to its end; returns when no process of it is left.
@@ -136,11 +138,6 @@ def end_processes(processes: Collection[psutil.Process], grace_s: float) -> int:
 def stop_with_parent() -> None:
     """For a job's process: asks the kernel for SIGTERM when the multirun's process dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _adopt_orphans() -> None:
-    """Makes this process the parent of whatever a job leaves behind, so that it can be found."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -54,7 +54,7 @@ def train(
     Raises:
         ConfigurationError: with all problems of all jobs, before anything is written.
     """
-    parsed = _parse(arguments)
+    parsed = parse(arguments)
     plan = plan_jobs(parsed)
     if _asks_only(parsed):
         if plan.problems:
@@ -92,7 +92,12 @@ def run_job(run_dir: Path, *, run: Run | None = None) -> int:
     return (run or _app_run)(_typed(tree), run_dir)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads Hydra's flags and overrides, in any order.
+
+    Raises:
+        SystemExit: with 2 for a flag that there is not, with 0 after ``--version``.
+    """
     parser: argparse.ArgumentParser = get_args_parser()
     parser.prog = "colocate train"
     # Hydra's own parsing refuses a flag between two overrides.

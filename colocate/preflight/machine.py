@@ -25,14 +25,14 @@ def _one_model(path: str | None, embedded: Mapping[str, Any] | None) -> Iterator
         )
 
 
-@rule("model.embedded", "inference.tensor_parallel_size")
+@rule(
+    "model.embedded.num_attention_heads",
+    "model.embedded.num_key_value_heads",
+    "inference.tensor_parallel_size",
+)
 def _embedded_heads_divide(
-    embedded: Mapping[str, Any] | None, tensor_parallel_size: int
+    num_heads: int, num_key_value_heads: int, tensor_parallel_size: int
 ) -> Iterator[Problem]:
-    if embedded is None:
-        return
-    num_heads = embedded["num_attention_heads"]
-    num_key_value_heads = embedded["num_key_value_heads"]
     if num_heads % num_key_value_heads:
         yield Problem(
             field="model.embedded.num_attention_heads",

@@ -71,8 +71,8 @@ class SimInference:
         self._started = True
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        if not self._started or self._asleep:
-            raise RuntimeError(f"request {request.request_id} reached an engine that cannot serve")
+        if not self._started:
+            raise RuntimeError(f"request {request.request_id} reached an engine that is not there")
         self.num_requests += 1
         self._running += 1
         self._idle.clear()
@@ -174,7 +174,7 @@ class SimTrainer:
 
     async def train(self, batch: TrainingBatch) -> StepReport:
         if not self.is_loaded:
-            raise RuntimeError("a training step without the trainer loaded")
+            raise ValueError("a training step without the trainer loaded")
         if batch.version != self.version:
             raise ValueError(f"a batch for version {batch.version}, but this is {self.version}")
         num_tokens = sum(sum(sample.loss_mask) for sample in batch.samples)

@@ -1,7 +1,7 @@
 """A command line whose runs are small stand-ins, for tests of what surrounds a run.
 
 ``python job_stand_in.py train ARGUMENTS`` behaves as ``colocate train ARGUMENTS`` but for the run
-itself, which does what its seed says, and notes its process id in ``pid`` in its folder.
+itself, which does what its seed says.
 """
 
 from __future__ import annotations

@@ -83,18 +83,17 @@ def test_ranks_end_when_their_driver_is_killed(model, tmp_path):
     program = """
 import asyncio, sys
 from pathlib import Path
-from deepspeed_support import Layout
+from colocate.adapters.deepspeed.client import DeepSpeedTrainer
+from colocate.config import AlgorithmConfig, TrainerConfig
 
 async def main():
-    trainer = Layout(zero_stage=1, num_ranks=2).trainer(
-        Path(sys.argv[1]), Path(sys.argv[2]), run_id="orphans"
+    trainer = DeepSpeedTrainer(
+        sys.argv[1], TrainerConfig(), AlgorithmConfig(group_size=2, groups_per_step=1),
+        dtype="float32", temperature=1.0, steps=1, seed=0, device="cpu",
+        log_dir=Path(sys.argv[2]), run_id="orphans",
     )
-    starting = asyncio.create_task(trainer.start())
-    while len(trainer.process_ids()) < 2:
-        await asyncio.sleep(0.05)
+    await trainer.start()
     print(*trainer.process_ids(), flush=True)
-    await starting
-    print("started", flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -103,13 +102,11 @@ asyncio.run(main())
         [sys.executable, "-c", program, str(model), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
     try:
         assert driver.stdout is not None
         ranks = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
-        assert len(ranks) == 2
-        assert driver.stdout.readline() == "started\n"
+        assert len(ranks) == 1
     finally:
         driver.kill()
         driver.wait()
@@ -147,7 +144,7 @@ def make_trainer(tmp_path, *, zero_stage: int, dtype: str, temperature: float) -
 
 
 def test_what_could_not_be_offloaded_or_has_no_log_probability_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="zero_stage=0 needs model.dtype=float32"):
+    with pytest.raises(ValueError, match=r"zero_stage=0 needs model\.dtype=float32"):
         make_trainer(tmp_path, zero_stage=0, dtype="bfloat16", temperature=1.0)
     with pytest.raises(ValueError, match="temperature must be above 0 to train, but is 0"):
         make_trainer(tmp_path, zero_stage=1, dtype="float32", temperature=0.0)

@@ -12,6 +12,7 @@ import torch
 from deepspeed_support import Layout, Record, export, make_batch, train_plainly
 from transformers import AutoModelForCausalLM
 
+from colocate.adapters.deepspeed.consolidate import consolidated_weights
 from colocate.config import EmbeddedModelConfig
 from colocate.embedded.model import build_embedded_model
 from colocate.ports import TrainingBatch
@@ -192,6 +193,14 @@ def test_offloading_and_loading_change_no_bit_and_weights_export_meanwhile(recor
     for state in ("offloaded", "loaded"):
         after = record.exports[state].tensors
         assert all(torch.equal(after[name], before[name]) for name in before), state
+
+
+def test_a_checkpoint_gives_the_whole_weights_without_ranks(layout, lives):
+    record, folder = lives(layout)
+    weights = consolidated_weights(folder / "saved")
+    assert weights.keys() - {"lm_head.weight"} == record.weights[1].keys()
+    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    assert all(torch.equal(weights[n], v) for n, v in record.weights[1].items())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from colocate.adapters.vllm.engine import VllmInference
+from colocate.config import InferenceConfig
+
 pytestmark = pytest.mark.engine
 
 # argv: model folder, log file. Prints one JSON document a line about each stage.
@@ -104,3 +107,22 @@ def test_an_engine_dies_loudly_starts_again_and_does_not_outlive_its_driver(driv
         time.sleep(0.05)
     assert (tmp_path / "terminal").read_text() == ""
     assert "EngineCore" in (tmp_path / "engine.log").read_text()
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(tied_models, tmp_path):
+    engine = VllmInference(
+        tied_models.first,
+        InferenceConfig(kv_cache_memory_bytes=2**60, max_model_len=512),
+        dtype="float32",
+        device="cpu",
+        seed=0,
+        log_file=tmp_path / "engine.log",
+        run_id="processes",
+        threads=1,
+    )
+    with pytest.raises(RuntimeError, match="did not start: .*kv-cache-memory-bytes"):
+        await engine.start()
+    assert engine.process_ids() == []
+    children = psutil.Process().children(recursive=True)
+    assert not [child for child in children if "EngineCore" in child.name()]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 
 from colocate.adapters.vllm.sampling import generation
-
-pytest.importorskip("vllm")
-
-from vllm.logprobs import FlatLogprobs  # noqa: E402
-from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan  # noqa: E402
 
 
 def finished(

@@ -53,13 +53,10 @@ class FolderExporter:
                 size += self.tensors[names[0]].nbytes
                 batch.append(names.pop(0))
             bucket = self._pack(batch)
-            path = Path(bucket.handle["path"])
             try:
                 yield bucket
             finally:
-                # Overwritten, not only deleted: the receiver must not depend on it any more.
-                path.write_bytes(b"\xff" * path.stat().st_size)
-                path.unlink()
+                _destroy(Path(bucket.handle["path"]))
 
     def _pack(self, names: Sequence[str]) -> WeightBucket:
         import torch
@@ -86,6 +83,12 @@ class FolderExporter:
             data += content + bytes(-len(content) % 64)
         path.write_bytes(data)
         return WeightBucket(handle={"kind": "shm", "path": str(path)}, entries=tuple(entries))
+
+
+def _destroy(path: Path) -> None:
+    """Overwrites, not only deletes: the receiver must not depend on a bucket any more."""
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    path.unlink()
 
 
 async def publish(engine: Any, trainer: Any, *, version: int) -> Publication:

@@ -351,7 +351,7 @@ def test_a_virtual_wait_that_can_never_end_is_named() -> None:
 def test_a_simulated_trainer_refuses_what_a_real_one_refuses() -> None:
     async def main() -> None:
         trainer = SimTrainer()
-        with pytest.raises(RuntimeError, match="loaded"):
+        with pytest.raises(ValueError, match="loaded"):
             await trainer.train(None)  # type: ignore[arg-type]
 
     run_virtual(main())

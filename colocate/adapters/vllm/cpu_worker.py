@@ -19,7 +19,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from colocate.adapters.vllm.worker import ColocatedWorker
 
 
-class ColocatedCPUWorker(ColocatedWorker, CPUWorker):
+class ColocatedCPUWorker(ColocatedWorker, CPUWorker):  # type: ignore[misc]
     """Level 1 drops the KV cache and keeps the weights where they are: host memory *is* the device.
 
     Level 2 also drops every parameter, every buffer (kept as a copy, and put back by

@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from colocate.adapters.vllm.worker import ColocatedWorker
 
 
-class ColocatedCUDAWorker(ColocatedWorker, Worker):
+class ColocatedCUDAWorker(ColocatedWorker, Worker):  # type: ignore[misc]
     """Memory outside vLLM's sleeping allocator (communicators, graphs) is not counted here.
 
     The memory probe counts it; this report only tells which tags are mapped.

@@ -17,18 +17,20 @@ import asyncio
 import dataclasses
 import gc
 import multiprocessing
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import psutil
+from typing import TYPE_CHECKING, Literal
 
 from colocate.adapters.vllm.platform import Device, engine_platform
-from colocate.adapters.vllm.plugin import TRANSFER_BACKEND
-from colocate.adapters.vllm.spawn import engine_spawning, vllm_logging_to
+from colocate.adapters.vllm.processes import (
+    abandon,
+    core_and_descendants,
+    make_engine,
+    shut_down,
+)
+from colocate.adapters.vllm.spawn import first_error, vllm_logging_to
 from colocate.config import InferenceConfig
 from colocate.core.types import FinishReason, Version
 from colocate.ports import Generation, GenerationRequest, WakeTag, WeightBucket
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
 
 _ABORT_DEADLINE_S = 60.0
 """For results that the engine has already sent; passing it means that one was lost."""
-
-_EXIT_GRACE_S = 10.0
-"""From the order to shut down until processes are killed."""
 
 
 class VllmInference:
@@ -88,11 +87,14 @@ class VllmInference:
         """Starts the engine, awake and warm, at version 0.
 
         Raises:
-            RuntimeError: where it is running already; vLLM's own errors where it cannot start.
+            RuntimeError: where it is running already, or cannot start; then with the first error
+                of its processes, which are gone.
         """
         if self._engine is not None:
             raise RuntimeError("start: the engine is running already")
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_file.touch()
+        log_start = self._log_file.stat().st_size
         self._resources.enter_context(vllm_logging_to(self._log_file))
         # The kernel ties the engine's life to the *thread* that starts it, so that thread stays.
         starter = self._resources.enter_context(ThreadPoolExecutor(1, "engine-starter"))
@@ -102,10 +104,16 @@ class VllmInference:
             try:
                 await asyncio.shield(starting)
             except asyncio.CancelledError:
-                await _abandon(starting, bystanders)
+                await abandon(starting, bystanders)
                 raise
             await self._set_version(Version(0))
             await self._warm_up()
+        except Exception as error:
+            cause = first_error(self._log_file, log_start) or f"{type(error).__name__}: {error}"
+            await self.close()
+            raise RuntimeError(
+                f"the engine did not start: {cause}; see {self._log_file}"
+            ) from error
         except BaseException:
             await self.close()
             raise
@@ -141,27 +149,19 @@ class VllmInference:
                 spans=(),
                 finish_reason=FinishReason.ABORT,
             )
-        done = asyncio.get_running_loop().create_future()
-        self._pending.add(done)
-        self._submitting.add(done)
-        queue = None
-        try:
-            queue = await engine.add_request(
-                request.request_id,
-                {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)},
-                sampling_params(request),
-            )
-            self._submitting.discard(done)
-            output = queue.get_nowait() or await queue.get()
+        with _tracked_in(self._pending):
+            try:
+                with _tracked_in(self._submitting):
+                    queue = await engine.add_request(
+                        request.request_id,
+                        {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)},
+                        sampling_params(request),
+                    )
+                output = queue.get_nowait() or await queue.get()
+            except asyncio.CancelledError:
+                await engine.abort(request.request_id)
+                raise
             return generation(request.request_id, output)
-        except asyncio.CancelledError:
-            if queue is not None:
-                await engine.abort(queue.request_id, internal=True)
-            raise
-        finally:
-            self._submitting.discard(done)
-            self._pending.discard(done)
-            done.set_result(None)
 
     async def park(self) -> None:
         """Aborts all requests in flight and returns when each has its partial result.
@@ -175,8 +175,8 @@ class VllmInference:
         engine = self._running()
         self._parked = True
         # A request still on its way would reach a paused engine and wait there for ever.
-        while self._submitting:
-            await asyncio.sleep(0)
+        if self._submitting:
+            await asyncio.wait(set(self._submitting))
         await engine.pause_generation(mode="abort", clear_cache=False)
         if self._pending:
             _, lost = await asyncio.wait(set(self._pending), timeout=_ABORT_DEADLINE_S)
@@ -299,13 +299,13 @@ class VllmInference:
         """Live processes of the engine: its core, workers and their helpers."""
         if self._engine is None:
             return []
-        return [process.pid for process in _core_and_descendants(self._engine)]
+        return [process.pid for process in core_and_descendants(self._engine)]
 
     async def close(self) -> None:
         """Ends the engine and waits until its processes are gone, killing those that linger."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            await asyncio.to_thread(_shut_down, engine)
+            await asyncio.to_thread(shut_down, engine)
             # vLLM's front end is full of cycles, and complains when it is only collected at the
             # interpreter's exit.
             del engine
@@ -316,39 +316,15 @@ class VllmInference:
 
     def _start_blocking(self) -> None:
         """Sets the engine rather than returning it: a future would keep it alive after its end."""
-        with engine_spawning(
+        self._engine = make_engine(
+            self._model_path,
+            self._config,
+            dtype=self._dtype,
+            seed=self._seed,
+            platform=self._platform,
             log_file=self._log_file,
             run_id=self._run_id,
-            environment=self._platform.environment,
-        ):
-            os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
-            from vllm.config import LoggingConfig, WeightTransferConfig
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-
-            config = self._config
-            self._engine = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(
-                    model=self._model_path,
-                    dtype=self._dtype,
-                    seed=self._seed,
-                    tensor_parallel_size=config.tensor_parallel_size,
-                    max_model_len=config.max_model_len,
-                    max_num_seqs=config.max_num_seqs,
-                    kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-                    enable_prefix_caching=True,
-                    # The trainer divides by the temperature too, so the engine must report
-                    # probabilities of what it sampled from.
-                    logprobs_mode="processed_logprobs",
-                    max_logprobs=1,
-                    generation_config="vllm",
-                    weight_transfer_config=WeightTransferConfig(backend=TRANSFER_BACKEND),
-                    worker_cls=self._platform.worker_cls,
-                    logging_config=LoggingConfig(configure_logging=False),
-                    disable_log_stats=True,
-                    **self._platform.engine_args,
-                )
-            )
+        )
 
     async def _warm_up(self) -> None:
         """Lets first requests, which take a second on CPU, be none of the run's."""
@@ -385,48 +361,13 @@ class VllmInference:
         return self._engine
 
 
-async def _abandon(
-    starting: asyncio.Future[None], bystanders: set[multiprocessing.process.BaseProcess]
-) -> None:
-    """Ends a start that nobody waits for any more: its processes are killed until vLLM gives up."""
-    while not starting.done():
-        for process in set(multiprocessing.active_children()) - bystanders:
-            process.kill()
-        await asyncio.wait({starting}, timeout=0.1)
-    starting.exception()
-
-
-def _core_and_descendants(engine: AsyncLLM) -> list[psutil.Process]:
-    """The engine's live processes, its core first."""
-    found: list[psutil.Process] = []
-    for core in engine.engine_core.resources.engine_manager.processes:
-        try:
-            process = psutil.Process(core.pid)
-            found += [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    return [process for process in found if _is_alive(process)]
-
-
-def _is_alive(process: psutil.Process) -> bool:
+@contextmanager
+def _tracked_in(futures: set[asyncio.Future[None]]) -> Iterator[None]:
+    """Within it, ``futures`` holds one that is resolved on exit."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    futures.add(future)
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _shut_down(engine: AsyncLLM) -> None:
-    """Ends the engine in order, then by force.
-
-    Raises:
-        RuntimeError: where a process survives being killed.
-    """
-    processes = _core_and_descendants(engine)
-    engine.shutdown(timeout=_EXIT_GRACE_S)
-    _, lingering = psutil.wait_procs(processes, timeout=_EXIT_GRACE_S)
-    for process in filter(_is_alive, lingering):
-        process.kill()
-    _, surviving = psutil.wait_procs(lingering, timeout=_EXIT_GRACE_S)
-    surviving = [process for process in surviving if _is_alive(process)]
-    if surviving:
-        raise RuntimeError(f"close: processes {[p.pid for p in surviving]} survive SIGKILL")
+        yield
+    finally:
+        futures.discard(future)
+        future.set_result(None)

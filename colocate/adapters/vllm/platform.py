@@ -27,6 +27,11 @@ class EnginePlatform:
     environment: Mapping[str, str]
 
 
+_IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The one worker inside the engine's core process. On two cores a worker of its own costs one of
+them: the core spins while it waits. vLLM avoids this executor on CPU because OpenMP's settings must
+be in the environment before the process starts, which they are."""
+
 _BATCHED_TOKENS = 8192
 """Tokens of one forward pass on CPU, prompts and decoded ones together."""
 
@@ -53,6 +58,7 @@ def engine_platform(device: Device, config: InferenceConfig, threads: int | None
         )
     num_threads = threads or len(os.sched_getaffinity(0))
     per_worker = max(1, num_threads // config.tensor_parallel_size)
+    alone = config.tensor_parallel_size == 1
     return EnginePlatform(
         worker_cls="colocate.adapters.vllm.cpu_worker.ColocatedCPUWorker",
         # Compiling for the CPU takes longer than most runs on one, and eager mode with an
@@ -63,6 +69,7 @@ def engine_platform(device: Device, config: InferenceConfig, threads: int | None
             # generator, which torch cannot do on CPU: the worker would die of it.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(config.max_model_len, _BATCHED_TOKENS),
+            **({"distributed_executor_backend": _IN_PROCESS} if alone else {}),
         },
         environment={
             **_COMMON_ENVIRONMENT,

@@ -6,6 +6,7 @@ import logging
 import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -14,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from colocate.adapters.vllm import child
+
+_RAISED = re.compile(r"^(?:\([^)]*\)[^\n]*\] )?(\w*(?:Error|Exception): .+)$", re.MULTILINE)
+"""The last line of a traceback, plain or behind the prefix of vLLM's log records."""
 
 
 @contextmanager
@@ -70,3 +74,15 @@ def vllm_logging_to(log_file: Path) -> Iterator[None]:
         logger.handlers[:], logger.propagate = before[0], before[1]
         logger.setLevel(before[2])
         handler.close()
+
+
+def first_error(log_file: Path, start: int) -> str | None:
+    """The first exception that an engine's log names, from byte ``start`` on.
+
+    A failure passes from worker to core to driver, and each adds an exception of its own that
+    only points to the one before: the first says what happened.
+    """
+    with log_file.open("rb") as log:
+        log.seek(start)
+        found = _RAISED.search(log.read().decode(errors="replace"))
+    return found[1] if found else None

@@ -28,8 +28,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-from colocate.adapters.vllm.buffers import open_buffer
 from colocate.adapters.checksum import tensor_checksum
+from colocate.adapters.vllm.buffers import open_buffer
 from colocate.adapters.vllm.checkpoint import checkpoint_names
 
 _DTYPES = {
@@ -40,19 +40,19 @@ _DTYPES = {
 
 
 @dataclass
-class NoInitInfo(WeightTransferInitInfo):
+class NoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing has to be agreed on beforehand: each bucket describes itself."""
 
 
 @dataclass
-class BucketInfo(WeightTransferUpdateInfo):
+class BucketInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """``ports.WeightBucket`` as plain data: ``dataclasses.asdict`` of it."""
 
     handle: Mapping[str, Any]
     entries: Sequence[Mapping[str, Any]]
 
 
-class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo]):
+class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo]):  # type: ignore[misc]
     """Receives one complete set of weights per update.
 
     An update that fails leaves the model unusable until a later one succeeds from its start.
@@ -174,7 +174,9 @@ def _require_all_loaded(model: nn.Module) -> None:
     """Every layer with parameters took some, or shares them with one that did.
 
     A layer that took only part is none of this function's business: vocabularies are padded, so
-    parts are usual, and a part that was not *sent* is found by its name.
+    parts are usual, and a part that was not *sent* is found by its name. A shard that is nothing
+    but padding took none of a tensor that it was offered; vLLM would keep the old one and not
+    process it, so it is counted as one that took some.
     """
     loaded: set[int] = set()
     idle: dict[str, dict[str, torch.Tensor]] = {}
@@ -182,7 +184,9 @@ def _require_all_loaded(model: nn.Module) -> None:
         info = get_layerwise_info(layer)
         pending = info.can_load()
         parameters = info.kernel_tensors[0] if pending else dict(layer._parameters)
-        if not pending or info.load_numel > 0:
+        if pending and info.loaded_weights:
+            info.load_numel = max(1, info.load_numel)
+        if not pending or info.loaded_weights:
             loaded.update(id(parameter) for parameter in parameters.values())
         elif parameters and not is_deferred_attention_layer(layer):
             idle[name] = parameters
@@ -204,7 +208,7 @@ def _repack_shared_weights(model: nn.Module) -> None:
     and the reload renews only the copy of the layer that the tensor was sent to: a tied output
     head would go on with the old weights.
     """
-    sharing: dict[int, list[nn.Module]] = {}
+    sharing: dict[int, list[Any]] = {}
     for layer in model.modules():
         weight = layer._parameters.get("weight")
         if weight is not None and hasattr(layer, "cpu_linear"):

@@ -1,0 +1,165 @@
+"""The tree in conf/ and the schema say the same, and every shipped choice can be composed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from colocate.cli.compose import Plan, config_folder, plan_jobs
+from colocate.cli.train import check_plan, parse
+from colocate.config import RunConfig
+from colocate.preflight import validate
+from colocate.schema import MISSING, known_paths, walk
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+CHOICES = sorted(
+    f"{path.parent.name}={path.stem}"
+    for path in CONF.glob("*/*.yaml")
+    if path.parent.name != "experiment"
+)
+# What only a user can give, so that each choice can be tried for itself.
+GIVEN = [
+    "steps=1",
+    "model.path=some/model",
+    "data.source=colocate.embedded.digits:DigitPrompts",
+    "environment.factory=colocate.embedded.digits:DigitSearch",
+    "inference.kv_cache_memory_bytes=1000000",
+    "inference.max_model_len=64",
+    "rollout.max_new_tokens=3",
+]
+
+
+def compose(*overrides: str) -> Plan:
+    return plan_jobs(parse(list(overrides)))
+
+
+def tree(*overrides: str) -> dict[str, Any]:
+    plan = compose(*overrides)
+    assert plan.problems == ()
+    return plan.jobs[0].tree
+
+
+def leaves(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, dict) and not known_paths()[f"{prefix}{key}"].free_form:
+            found |= leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_is_a_valid_configuration(name: str) -> None:
+    check_plan(compose(f"+experiment={name}", "device=cpu"))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_of_a_group_is_valid_once_what_it_asks_for_is_given(choice: str) -> None:
+    given = list(GIVEN)
+    if choice == "model=embedded":
+        given.remove("model.path=some/model")
+    if choice == "reward=function":
+        given.append("reward.function=builtins:max")
+
+    check_plan(compose(choice, *given, "device=cpu"))
+
+
+def test_the_tree_lists_every_key_of_the_schema() -> None:
+    listed = leaves(tree()) | leaves(tree("model=embedded"))
+
+    expected = {field.path for field in walk() if field.section is None}
+    assert set(listed) - {"model.embedded"} == expected
+
+
+@pytest.mark.parametrize("overrides", [[], ["model=embedded", "model.dtype=bfloat16"]])
+def test_the_tree_repeats_the_schemas_defaults(overrides: list[str]) -> None:
+    fields = known_paths()
+    for path, value in leaves(tree(*overrides)).items():
+        field = fields[path]
+        if value != MISSING and not field.required and field.section is None:
+            default = json.loads(json.dumps(field.info.get_default(call_default_factory=True)))
+            assert value == default, path
+
+
+def test_every_field_says_what_it_is() -> None:
+    assert [field.path for field in walk() if not (field.info.description or field.section)] == []
+
+
+def test_the_quickstart_is_the_documented_task() -> None:
+    config = validate(tree("+experiment=quickstart", "device=cpu"))
+
+    assert config.algorithm.trajectories_per_step == 320
+    assert config.trainer.learning_rate == 2e-3
+    assert config.trainer.betas == (0.9, 0.95)
+    assert config.model.dtype == "float32"
+    assert config.environment.options == {"max_turns": config.rollout.max_turns}
+    assert config.memory.budget_bytes is not None
+
+
+def test_sequences_may_be_lists_and_the_configuration_stays_frozen() -> None:
+    config = validate(tree("+experiment=quickstart", "device=cpu"))
+
+    assert RunConfig.model_validate(config.model_dump()) == config
+    with pytest.raises(ValueError, match="frozen"):
+        config.steps = 2  # type: ignore[misc]
+
+
+def test_the_reference_is_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "make_config_reference.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_tree_is_found_in_a_checkout() -> None:
+    assert config_folder() == CONF
+
+
+def test_a_wheel_carries_the_tree_and_works_in_an_empty_folder(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+            *("--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)),
+        ],
+        check=True,
+    )
+    [wheel] = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    done = subprocess.run(
+        [sys.executable, "-m", "colocate.cli.main", "train", "+experiment=quickstart", "--cfg=job"],
+        cwd=empty,
+        env={"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    searched = subprocess.run(
+        [sys.executable, "-m", "colocate.cli.main", "train", "--info", "searchpath"],
+        cwd=empty,
+        env={"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert yaml.safe_load(done.stdout)["algorithm"]["group_size"] == 32
+    assert str(installed / "colocate" / "conf") in searched.stdout
+    assert list(empty.iterdir()) == []
