@@ -136,9 +136,7 @@ def installed_versions() -> Mapping[str, str]:
     return found
 
 
-def resolve_device(
-    device: DeviceChoice, environment: Mapping[str, str]
-) -> Device:
+def resolve_device(device: DeviceChoice, environment: Mapping[str, str]) -> Device:
     """What ``device: auto`` means here: ``cuda`` where there is a GPU and packages for it."""
     if device != "auto":
         return device

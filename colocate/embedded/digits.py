@@ -51,9 +51,7 @@ class DigitSearch:
             guess = int(match[1])
             self._num_valid += 1
             if guess == self._secret:
-                return StepOutcome(
-                    observation="", reward=1 - 0.1 * (self._turn - 1), done=True
-                )
+                return StepOutcome(observation="", reward=1 - 0.1 * (self._turn - 1), done=True)
             if guess < self._secret:
                 answer = "low\n"
                 self._lowest = max(self._lowest, guess + 1)

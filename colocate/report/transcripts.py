@@ -6,12 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-Speaker = Literal["prompt", "agent", "environment"]
+from colocate.rollout.content import Speaker
 
 SCHEMA = pa.schema(
     [

@@ -8,14 +8,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Literal
 
 from colocate.core.types import Span, TrajectoryId
 
 NO_VERSION = -1
 
+Speaker = Literal["prompt", "agent", "environment"]
+
 
 class Content:
-    """Four columns of one length: token, mask (1 = sampled), log-probability, version."""
+    """Four columns of one length: token, mask (1 = sampled), log-probability, version.
+
+    ``turns`` is the same as text, for people and for reward functions.
+    """
 
     __slots__ = ("logprobs", "loss_mask", "token_ids", "turns", "versions")
 
@@ -24,7 +30,7 @@ class Content:
         self.loss_mask = array("b")
         self.logprobs = array("d")
         self.versions = array("i")
-        self.turns: list[tuple[str, str]] = []
+        self.turns: list[tuple[Speaker, str]] = []
 
     def __len__(self) -> int:
         return len(self.token_ids)

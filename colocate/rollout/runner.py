@@ -35,7 +35,7 @@ from colocate.ports import (
     Prompt,
     StepOutcome,
 )
-from colocate.rollout.content import Content
+from colocate.rollout.content import Content, Speaker
 from colocate.rollout.gate import Gate
 from colocate.rollout.seam import cut_at_stop
 
@@ -253,7 +253,7 @@ class Runner:
         if not math.isfinite(outcome.reward):
             raise EnvironmentFault(f"step returned the reward {outcome.reward}")
 
-    def _observe(self, speaker: str, text: str) -> None:
+    def _observe(self, speaker: Speaker, text: str) -> None:
         """Appends text and reports that the trajectory wants to be generated on."""
         base = self._content.digest()
         self._content.append_observed(self._desk.tokenizer.encode(text))

@@ -10,7 +10,7 @@ class MemoryContract:
 
     def test_a_reading_is_of_one_device_and_of_known_tenants(self, sample: MemorySample) -> None:
         assert sample.total > 0
-        assert 0 < sample.used
+        assert sample.used > 0
         assert set(sample.tenants) <= {"engine", "trainer"}
         assert all(held > 0 for held in sample.tenants.values())
         assert sum(sample.tenants.values()) <= sample.used
