@@ -10,16 +10,24 @@ from typing import Literal
 
 from colocate.core.types import MemorySample
 
+RESIDENT_SHARE = 0.9
+"""Of the device, for a plan in which nobody leaves it. Peaks are the largest *seen*: lower bounds."""
+
 ENGINE = "engine"
 TRAINER = "trainer"
 
 
 @dataclass(slots=True)
 class MemoryLedger:
-    """What was measured of each tenant, in the states that matter to a swap."""
+    """What was measured of each tenant, in the states that matter to a swap.
+
+    ``awake`` is read when PARKING ends (the engine at its largest), ``asleep`` when SLEEPING ends,
+    ``woken`` when KV_WAKING ends (what a wake brings back).
+    """
 
     margin_bytes: int = 0
     awake: MemorySample | None = None
+    woken: MemorySample | None = None
     asleep: MemorySample | None = None
     peak_used: int = 0
     trainer_peak: int | None = None
@@ -49,7 +57,7 @@ class MemoryLedger:
         if self.awake is None or engine is None or self.trainer_peak is None:
             return 2
         together = engine + self.trainer_peak + self.margin_bytes
-        return 0 if together <= self.awake.total else 2
+        return 0 if together <= RESIDENT_SHARE * self.awake.total else 2
 
     def has_slept(self, sample: MemorySample | None) -> bool:
         """Whether the engine really holds less than when it was awake, as measured."""
@@ -61,13 +69,14 @@ class MemoryLedger:
         return now < before
 
     def engine_fits(self, sample: MemorySample | None) -> bool:
-        """Whether the engine, as large as it was awake, fits into what is measured free."""
-        if sample is None or self.awake is None or self.asleep is None:
+        """Whether what the engine's wake brings back fits into what is measured free."""
+        before = self.woken or self.awake
+        if sample is None or before is None:
             return True
-        before, now = self.awake.tenants.get(ENGINE), sample.tenants.get(ENGINE)
-        if before is None or now is None:
+        will_hold, holds = before.tenants.get(ENGINE), sample.tenants.get(ENGINE)
+        if will_hold is None or holds is None:
             return True
-        return max(0, before - now) + self.margin_bytes <= sample.free
+        return max(0, will_hold - holds) + self.margin_bytes <= sample.free
 
     def describe(self) -> str:
         """The ledger as one line for an error message."""

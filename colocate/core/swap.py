@@ -272,6 +272,7 @@ class Swapper:
         if self.phase is Phase.STARTING and self.trainer_version > 0:
             return self._enter(Cause.RESUMED, time_s)
         if self.phase is Phase.KV_WAKING:
+            self.ledger.woken = memory or self.ledger.woken
             self._books.swaps += self._num_batches > 0
             if self.num_steps_left == 0 and not self.is_stopping:
                 self.outcome = Outcome(status="completed")

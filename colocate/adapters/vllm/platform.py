@@ -77,5 +77,8 @@ def engine_platform(device: Device, config: InferenceConfig, threads: int | None
             # and pinning to one NUMA node each would refuse tensor parallelism on one.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(per_worker),
+            # Threads that spin while they wait take the cores from the front end and the
+            # environments: the tiny operations of a decoding step then wait for each other.
+            "OMP_WAIT_POLICY": "PASSIVE",
         },
     )
