@@ -120,31 +120,38 @@ class _Run:
         self._recorder = Recorder(config, place.run_dir, display)
 
     async def carry_out(self) -> int:
-        config, place = self._config, self._place
+        """Runs, and leaves a summary whatever happens."""
         began_s = time.monotonic()
-        version, cursor = Version(0), PromptCursor()
-        if self._checkpoint is not None:
-            version, cursor = read_state(self._checkpoint)
-        settings = core_settings(config)
-        tokenizer = HuggingFaceTokenizer(place.model)
-        ports, probe = make_ports(config, place, tokenizer, self._checkpoint)
-        driver = Driver(
-            Scheduler(settings),
-            ports,
-            rollout_rules(config, tokenizer),
-            JournalWriter(place.run_dir / "events.jsonl"),
-            [self._recorder],
-            sample_interval_s=config.memory.sample_interval_s,
-        )
-        started = RunStarted(time_s=0.0, settings=settings, version=version, cursor=cursor)
+        settings = core_settings(self._config)
+        scheduler, provider = Scheduler(settings), "none"
         try:
-            with StopSignals(driver.request_stop):
-                outcome = await driver.run(started)
+            version, cursor = Version(0), PromptCursor()
+            if self._checkpoint is not None:
+                version, cursor = read_state(self._checkpoint)
+            started = RunStarted(time_s=0.0, settings=settings, version=version, cursor=cursor)
+            tokenizer = HuggingFaceTokenizer(self._place.model)
+            ports, probe = make_ports(self._config, self._place, tokenizer, self._checkpoint)
+            provider = probe.provider
+            driver = Driver(
+                scheduler,
+                ports,
+                rollout_rules(self._config, tokenizer),
+                JournalWriter(self._place.run_dir / "events.jsonl"),
+                [self._recorder],
+                sample_interval_s=self._config.memory.sample_interval_s,
+            )
+            try:
+                with StopSignals(driver.request_stop):
+                    outcome = await driver.run(started)
+            finally:
+                probe.release()
+        except Exception as error:
+            logger.exception("the run broke")
+            text = " ".join(str(error).split())
+            outcome = Outcome(status="failed", error=f"{type(error).__name__}: {text}")
         finally:
             self._recorder.close()
-            probe.release()
-        summary = self._summarize(outcome, driver.scheduler, probe.provider, began_s)
-        self._leave(summary)
+        self._leave(self._summarize(outcome, scheduler, provider, began_s))
         return _exit_status(outcome)
 
     def _summarize(

@@ -164,7 +164,7 @@ def make_ports(
         {"engine": inference.process_ids, "trainer": trainer.process_ids},
         config.memory.budget_bytes,
         environment=os.environ,
-        num_devices=config.trainer.num_ranks,
+        num_devices=max(config.trainer.num_ranks, config.inference.tensor_parallel_size),
     )
     ports = Ports(
         inference=inference,

@@ -51,6 +51,9 @@ from colocate.rollout.runner import Desk, RewardFunction, RolloutRules, Tokenize
 
 logger = logging.getLogger(__name__)
 
+LET_GO_S = 5.0
+"""How long a closing that missed its deadline may take to notice that it is cancelled."""
+
 
 class Checkpoints(Protocol):
     """Where checkpoints are kept; the folder of one holds the trainer's own files too."""
@@ -114,6 +117,7 @@ class Driver:
         self._peak: MemorySample | None = None
         self._closed = asyncio.Event()
         self._is_closing = False
+        self._is_blind = False
         self._origin_s = 0.0
         self._carry_out: dict[type[Action], Callable[[Any], None]] = {
             act.StartTrajectory: self._start_trajectory,
@@ -187,13 +191,23 @@ class Driver:
                 logger.exception("the scheduler refused %s", event)
                 event = Faulted(time_s=event.time_s, error=f"internal contradiction: {error}")
                 actions = self.scheduler.handle(event)
-            self._journal.write(event, actions)
             if isinstance(event, TrajectoryFinished):
                 self._rewards[event.trajectory] = event.reward
-            for observer in self._observers:
-                observer.on_event(event, actions, self.scheduler)
+            self._record(event, actions)
             for action in actions:
                 self._carry_out[type(action)](action)
+
+    def _record(self, event: Event, actions: Sequence[Action]) -> None:
+        """Journals and shows. A run that cannot be recorded (a full disk) is ended, not hidden."""
+        if self._is_blind:
+            return
+        try:
+            self._journal.write(event, actions)
+            for observer in self._observers:
+                observer.on_event(event, actions, self.scheduler)
+        except Exception as error:
+            self._is_blind = True
+            self._fault(error)
 
     # Trajectories, timers, memory
 
@@ -347,13 +361,22 @@ class Driver:
     # The end
 
     def _close(self, action: act.CloseRun) -> None:
-        """Once: a fault while closing is reported, and the closing that runs goes on."""
-        if self._is_closing:
-            return
-        self._is_closing = True
+        """Closes once. Asked again (a fault, a deadline while closing), it lets go of what hangs;
+        the run's guard ends the processes that are left."""
         self._gate.is_open = False
         unfinished = self._operation
+        if self._is_closing:
+            if unfinished is not None:
+                unfinished.cancel()
+            self._tasks.create_task(self._let_go(unfinished), name="letting go")
+            return
+        self._is_closing = True
         self._operate(self._close_ports(action, unfinished))
+
+    async def _let_go(self, closing: asyncio.Task[None] | None) -> None:
+        if closing is not None:
+            await asyncio.wait([closing], timeout=LET_GO_S)
+        self._report_closed()
 
     async def _close_ports(
         self, action: act.CloseRun, unfinished: asyncio.Task[None] | None
@@ -375,5 +398,8 @@ class Driver:
                 await close()
             except Exception as error:
                 self._fault(error)
+        self._report_closed()
+
+    def _report_closed(self) -> None:
         self._closed.set()
         self.post(PhaseEnded(time_s=self.now_s(), phase=Phase.CLOSING))

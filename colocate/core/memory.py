@@ -11,7 +11,7 @@ from typing import Literal
 from colocate.core.types import MemorySample
 
 RESIDENT_SHARE = 0.9
-"""Of the device, for a plan in which nobody leaves it. Peaks are the largest *seen*: lower bounds."""
+"""Of the device, for a plan in which nobody leaves it: the peaks *seen* are lower bounds."""
 
 ENGINE = "engine"
 TRAINER = "trainer"

@@ -133,7 +133,8 @@ class Swapper:
         action = CloseRun(
             checkpoint=self._cursor() if makes_one else None, version=self.trainer_version
         )
-        return [*self._set_deadline(time_s), action]
+        limit_s = self._settings.grace_s if self.is_stopping else None
+        return [*self._set_deadline(time_s, limit_s), action]
 
     # Rollout
 

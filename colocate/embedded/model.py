@@ -29,7 +29,9 @@ def build_embedded_model(
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # it would draw over the run's own display
     tokenizer = _character_tokenizer(max_model_len)
     shape = Qwen3Config(
         vocab_size=len(tokenizer),

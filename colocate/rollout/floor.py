@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from colocate.core.types import BatchId, GroupId, TrajectoryId, Version
 from colocate.ports import PromptSource, TrainingBatch, TrainingSample
 from colocate.rollout.content import Content, ContentStore
 from colocate.rollout.runner import Desk, Runner
+
+logger = logging.getLogger(__name__)
+
+CLOSE_PATIENCE_S = 5.0
+"""For the environments of a run that is ending."""
 
 
 class Floor:
@@ -51,12 +57,15 @@ class Floor:
         self.contents.forget(trajectory)
 
     async def close(self) -> None:
-        """Ends all tasks; on return their environments are closed."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
+        """Ends all tasks and closes their environments, those that close within a few seconds."""
+        tasks = {task for task in self._tasks.values() if not task.done()}
+        for _ in range(2):  # the second time cancels closing itself
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                _, tasks = await asyncio.wait(tasks, timeout=CLOSE_PATIENCE_S)
         if tasks:
-            await asyncio.wait(tasks)
+            logger.warning("%d environments could not be closed", len(tasks))
 
     def batch(
         self,

@@ -127,7 +127,7 @@ class Runner:
         """Posts events until the trajectory is finished or lost."""
         environment: Environment | None = None
         try:
-            environment = self._desk.make_environment()
+            environment = self._make_environment()
             await self._play(environment)
         except EnvironmentFault as fault:
             self._lose(Ending.FILTERED, str(fault))
@@ -143,32 +143,34 @@ class Runner:
         opening = await self._within_deadline(
             environment.reset(self._prompt, self._seed("environment")), "reset"
         )
-        self._observe("prompt", self._prompt.text + opening)
-        for turn in range(rules.max_turns):
-            if not self._room_for_turn():
-                break
-            action = await self._take_turn(turn)
+        if not self._observe("prompt", self._prompt.text + opening):
+            raise EnvironmentFault(
+                "a prompt leaves no room for a turn within inference.max_model_len = "
+                f"{rules.max_model_len} tokens"
+            )
+        for turn in range(1, rules.max_turns + 1):
+            action = await self._take_turn()
             self._content.turns.append(("agent", action))
             self._start_clock()
             outcome = await self._within_deadline(environment.step(action), "step")
             self._check_outcome(outcome)
             self._reward += outcome.reward
             self._facts = {**self._facts, **outcome.facts}
-            if outcome.done or outcome.invalid or turn == rules.max_turns - 1:
+            is_over = outcome.done or outcome.invalid or turn == rules.max_turns
+            # An observation that leaves no room for a turn ends the trajectory without it.
+            if is_over or not self._observe("environment", outcome.observation):
                 if outcome.observation:
                     self._content.turns.append(("environment", outcome.observation))
                 await self._finish(masked=outcome.invalid)
                 return
-            self._observe("environment", outcome.observation)
-        await self._finish(masked=False)
 
     # Turns
 
     def _room_for_turn(self) -> int:
         rules = self._desk.rules
-        return max(0, min(rules.max_new_tokens, rules.max_model_len - len(self._content)))
+        return min(rules.max_new_tokens, rules.max_model_len - len(self._content))
 
-    async def _take_turn(self, turn: int) -> str:
+    async def _take_turn(self) -> str:
         """Generates one turn, over as many parks as it takes; returns its text."""
         desk = self._desk
         begins_at = len(self._content)
@@ -253,10 +255,22 @@ class Runner:
         if not math.isfinite(outcome.reward):
             raise EnvironmentFault(f"step returned the reward {outcome.reward}")
 
-    def _observe(self, speaker: Speaker, text: str) -> None:
-        """Appends text and reports that the trajectory wants to be generated on."""
+    def _make_environment(self) -> Environment:
+        try:
+            return self._desk.make_environment()
+        except Exception as error:
+            raise EnvironmentFault(f"making it raised {type(error).__name__}: {error}") from error
+
+    def _observe(self, speaker: Speaker, text: str) -> bool:
+        """Appends text and reports that the trajectory wants to be generated on.
+
+        Returns False, and does nothing, where no turn would have room after it.
+        """
+        observed = self._desk.tokenizer.encode(text)
+        if len(self._content) + len(observed) >= self._desk.rules.max_model_len:
+            return False
         base = self._content.digest()
-        self._content.append_observed(self._desk.tokenizer.encode(text))
+        self._content.append_observed(observed)
         self._content.turns.append((speaker, text))
         now_s = self._desk.now_s()
         self._desk.post(
@@ -270,6 +284,7 @@ class Runner:
                 digest=self._content.digest(),
             )
         )
+        return True
 
     async def _finish(self, *, masked: bool) -> None:
         reward = self._reward if self._desk.reward is None else await self._score()
