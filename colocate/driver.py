@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from colocate.core import actions as act
@@ -28,13 +29,12 @@ from colocate.core.events import (
     RunStarted,
     StopRequested,
     TimerFired,
-    TrajectoryFinished,
 )
 from colocate.core.phases import ENDS, IllegalTransition, Phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
 from colocate.core.trajectory import ProtocolError
-from colocate.core.types import MemorySample, TrajectoryId, Version
+from colocate.core.types import MemorySample, Version
 from colocate.journal import JournalWriter
 from colocate.ports import (
     EnvironmentFactory,
@@ -52,7 +52,10 @@ from colocate.rollout.runner import Desk, RewardFunction, RolloutRules, Tokenize
 logger = logging.getLogger(__name__)
 
 LET_GO_S = 5.0
-"""How long a closing that missed its deadline may take to notice that it is cancelled."""
+"""For the rest of a closing that missed its deadline, and then for noticing its cancellation."""
+
+CLOCK_TICK_S = 1e-6
+"""The resolution of the run's clock."""
 
 
 class Checkpoints(Protocol):
@@ -112,7 +115,6 @@ class Driver:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._gate = Gate()
         self._timers: list[asyncio.TimerHandle] = []
-        self._rewards: dict[TrajectoryId, float] = {}
         self._operation: asyncio.Task[None] | None = None
         self._peak: MemorySample | None = None
         self._closed = asyncio.Event()
@@ -122,7 +124,7 @@ class Driver:
         self._carry_out: dict[type[Action], Callable[[Any], None]] = {
             act.StartTrajectory: self._start_trajectory,
             act.SubmitRequest: lambda a: self._gate.let_through(a.trajectory, a.request),
-            act.EndTrajectory: self._end_trajectory,
+            act.EndTrajectory: lambda a: self._floor.end(a.trajectory),
             act.SetTimer: self._set_timer,
             act.SampleMemory: self._sample_memory,
             act.Train: lambda a: self._operate(self._train(a)),
@@ -191,11 +193,13 @@ class Driver:
                 logger.exception("the scheduler refused %s", event)
                 event = Faulted(time_s=event.time_s, error=f"internal contradiction: {error}")
                 actions = self.scheduler.handle(event)
-            if isinstance(event, TrajectoryFinished):
-                self._rewards[event.trajectory] = event.reward
             self._record(event, actions)
             for action in actions:
-                self._carry_out[type(action)](action)
+                try:
+                    self._carry_out[type(action)](action)
+                except Exception as error:
+                    # A prompt source is called here, and it is somebody else's code.
+                    self._fault(error)
 
     def _record(self, event: Event, actions: Sequence[Action]) -> None:
         """Journals and shows. A run that cannot be recorded (a full disk) is ended, not hidden."""
@@ -214,17 +218,15 @@ class Driver:
     def _start_trajectory(self, action: act.StartTrajectory) -> None:
         self._floor.start(action.trajectory, action.group, action.attempt)
 
-    def _end_trajectory(self, action: act.EndTrajectory) -> None:
-        self._floor.end(action.trajectory)
-        self._rewards.pop(action.trajectory, None)
-
     def _set_timer(self, action: act.SetTimer) -> None:
         def fire() -> None:
             self.post(TimerFired(time_s=self.now_s(), timer=action.timer))
 
         loop = asyncio.get_running_loop()
         self._timers = [t for t in self._timers if not t.cancelled() and t.when() > loop.time()]
-        self._timers.append(loop.call_at(self._origin_s + action.at_s, fire))
+        # A tick late, so that the rounded clock never reads less than the time that was asked for:
+        # who waits for that time would find it too early, and is not asked again.
+        self._timers.append(loop.call_at(self._origin_s + action.at_s + CLOCK_TICK_S, fire))
 
     def _sample_memory(self, action: act.SampleMemory) -> None:
         async def sample() -> None:
@@ -319,7 +321,9 @@ class Driver:
 
     async def _train(self, action: act.Train) -> None:
         self._peak = None
-        batch = self._floor.batch(action.batch, action.version, action.trajectories, self._rewards)
+        batch = self._floor.batch(
+            action.batch, action.version, action.trajectories, self.scheduler.buffer.rewards()
+        )
         digests = tuple(self._floor.contents[t].digest() for t in action.trajectories)
         report = await self._ports.trainer.train(batch)
         memory = await self._measure()
@@ -361,45 +365,58 @@ class Driver:
     # The end
 
     def _close(self, action: act.CloseRun) -> None:
-        """Closes once. Asked again (a fault, a deadline while closing), it lets go of what hangs;
-        the run's guard ends the processes that are left."""
-        self._gate.is_open = False
-        unfinished = self._operation
-        if self._is_closing:
-            if unfinished is not None:
-                unfinished.cancel()
-            self._tasks.create_task(self._let_go(unfinished), name="letting go")
-            return
-        self._is_closing = True
-        self._operate(self._close_ports(action, unfinished))
+        """Closes once, within a limit; the run's guard ends the processes that are left.
 
-    async def _let_go(self, closing: asyncio.Task[None] | None) -> None:
-        if closing is not None:
+        Asked again (a deadline, or a fault elsewhere while closing), it only shortens the limit.
+        """
+        self._gate.is_open = False
+        limit_s = LET_GO_S
+        if not self._is_closing:
+            self._is_closing = True
+            self._operate(self._close_ports(action, self._operation))
+            if self.scheduler.phase is not Phase.FAILED:
+                return  # the scheduler watches its deadline
+            limit_s = self.scheduler.settings.phase_timeout_s
+        assert self._operation is not None
+        self._tasks.create_task(self._let_go(self._operation, limit_s), name="letting go")
+
+    async def _let_go(self, closing: asyncio.Task[None], limit_s: float) -> None:
+        await asyncio.wait([closing], timeout=limit_s)
+        if not closing.done():
+            logger.error("closing has not ended within %s s and is given up", limit_s)
+            closing.cancel()
             await asyncio.wait([closing], timeout=LET_GO_S)
         self._report_closed()
 
     async def _close_ports(
         self, action: act.CloseRun, unfinished: asyncio.Task[None] | None
     ) -> None:
+        """Where one part breaks the others follow; what broke is reported when all are through."""
+        if unfinished is not None:
+            unfinished.cancel()
+            await asyncio.wait([unfinished])
+        errors: list[Exception] = []
+        # The engine before the checkpoint: the trainer that is loaded for it may need its memory.
+        parts = [self._floor.close, self._ports.inference.close]
+        if action.checkpoint is not None:
+            parts.append(partial(self._save, action.version, action.checkpoint))
+        parts.append(self._ports.trainer.close)
         try:
-            if unfinished is not None:
-                unfinished.cancel()
-                await asyncio.wait([unfinished])
-            await self._floor.close()
-            if action.checkpoint is not None:
-                await self._ports.trainer.load()
-                await self._ports.checkpoints.save(
-                    self._ports.trainer, action.version, action.checkpoint
-                )
-        except Exception as error:
-            self._fault(error)
-        for close in (self._ports.inference.close, self._ports.trainer.close):
-            try:
-                await close()
-            except Exception as error:
+            for close in parts:
+                try:
+                    await close()
+                except Exception as error:
+                    errors.append(error)
+        finally:
+            for error in errors:
                 self._fault(error)
         self._report_closed()
 
+    async def _save(self, version: Version, cursor: PromptCursor) -> None:
+        await self._ports.trainer.load()
+        await self._ports.checkpoints.save(self._ports.trainer, version, cursor)
+
     def _report_closed(self) -> None:
-        self._closed.set()
-        self.post(PhaseEnded(time_s=self.now_s(), phase=Phase.CLOSING))
+        if not self._closed.is_set():
+            self._closed.set()
+            self.post(PhaseEnded(time_s=self.now_s(), phase=Phase.CLOSING))

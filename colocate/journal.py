@@ -6,6 +6,7 @@ of the chain before it, so that a line that is missing, altered or out of place 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -83,11 +84,16 @@ class JournalWriter:
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        """Safe to call once; raises where the disk is full."""
+        with self._file as file:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_journal(path: Path, *, check_chain: bool = True) -> Iterator[Entry]:
     """Decodes a journal line by line.
+
+    A last line without its end is what a killed run was just writing; it is left out.
 
     Args:
         check_chain: False reads on where the chain is broken; for tests of what else is caught.
@@ -98,12 +104,14 @@ def read_journal(path: Path, *, check_chain: bool = True) -> Iterator[Entry]:
     chain = b""
     with path.open("rb") as file:
         for number, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                return
             body, _, tail = line.rpartition(_MARK)
             body += b"}"
             sealed, chain = seal(body, chain)
             if check_chain and sealed != line:
                 raise JournalError(
-                    f"{path}, line {number + 1}: its chain {tail[:_CHAIN_LENGTH].decode()!r} does "
+                    f"{path}, line {number + 1}: its chain {tail[:_CHAIN_LENGTH]!r} does "
                     "not follow from the lines before it: a line was altered, removed or added"
                 )
             try:

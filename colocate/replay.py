@@ -9,7 +9,7 @@ from pathlib import Path
 
 from colocate.core.audit import Auditor, Violation
 from colocate.core.events import RunStarted
-from colocate.core.phases import IllegalTransition
+from colocate.core.phases import ENDS, IllegalTransition
 from colocate.core.scheduler import Scheduler
 from colocate.core.trajectory import ProtocolError
 from colocate.journal import Entry, JournalError, read_journal
@@ -50,7 +50,7 @@ def replay(run_dir: Path, *, check_chain: bool = True) -> Replay:
         auditor.feed(entry.event, entry.actions)
     if scheduler is None:
         raise JournalError("the journal is empty")
-    is_whole = scheduler.swapper.outcome is not None
+    is_whole = scheduler.phase in ENDS
     summary = run_dir / "summary.json"
     if is_whole and summary.exists() and not auditor.violations:
         auditor.check_summary(json.loads(summary.read_text()))

@@ -87,27 +87,26 @@ class LossMeter:
 
     window: int
     max_fraction: float
-    _outcomes: deque[bool] = field(init=False)
-    _reasons: Counter[str] = field(default_factory=Counter)
+    _outcomes: deque[str | None] = field(init=False)  # why it was lost; None: it was not
 
     def __post_init__(self) -> None:
         self._outcomes = deque(maxlen=self.window)
 
     def keep(self) -> None:
-        self._outcomes.append(False)
+        self._outcomes.append(None)
 
     def lose(self, reason: str) -> None:
-        self._outcomes.append(True)
-        self._reasons[reason] += 1
+        self._outcomes.append(reason)
 
     def verdict(self) -> str | None:
         """Why the run must stop, or None. Says nothing before the window is full."""
-        lost = sum(self._outcomes)
-        if len(self._outcomes) < self.window or lost <= self.max_fraction * self.window:
+        lost = Counter(reason for reason in self._outcomes if reason is not None)
+        share_allows = self.max_fraction * self.window
+        if len(self._outcomes) < self.window or lost.total() <= share_allows:
             return None
-        reason, count = self._reasons.most_common(1)[0]
+        reason, count = lost.most_common(1)[0]
         return (
-            f"{lost} of the last {self.window} trajectories were lost to faults, more than "
+            f"{lost.total()} of the last {self.window} trajectories were lost to faults, more than "
             f"buffer.max_filtered_fraction = {self.max_fraction} allows; most often ({count} "
             f"times): {reason}"
         )

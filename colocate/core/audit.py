@@ -157,7 +157,8 @@ class Auditor:
                     f"{self._trainer_version}",
                 )
             self._engine_version = event.version
-        if event.phase in (Phase.KV_WAKING, Phase.STARTING):
+        is_fresh = event.phase is Phase.STARTING and self._engine_version == 0
+        if event.phase is Phase.KV_WAKING or is_fresh:
             self._may_submit = self._may_generate = True
 
     def _batch_trained(self, event: ev.BatchTrained) -> None:

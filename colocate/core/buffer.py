@@ -92,6 +92,10 @@ class Buffer:
         found = self._trajectories.get(trajectory)
         return None if found is None or found.state is State.ENDED else found
 
+    def rewards(self) -> dict[TrajectoryId, float]:
+        """Of resident trajectories that have one: the finished and the leased."""
+        return {t.id: t.reward for t in self if t.reward is not None}
+
     # Coming in
 
     def admit(self, group: GroupId) -> list[Trajectory]:
@@ -169,6 +173,21 @@ class Buffer:
             max_batches=max_batches,
         )
         return [[complete[i] for i in batch] for batch in chosen]
+
+    def num_fillable_batches(self, version: Version, max_batches: int) -> int:
+        """Batches that would be trained if every resident trajectory were finished in time.
+
+        ``version`` is the trainer's; batches that are leased begin there.
+        """
+        leased = {group for lease in self._leases.values() for group in lease.groups}
+        further = staleness.assign_batches(
+            [self.oldest(group) for group in self._groups if group not in leased],
+            version=Version(version + len(self._leases)),
+            max_staleness=self._max_staleness,
+            groups_per_batch=self._groups_per_step,
+            max_batches=max_batches,
+        )
+        return len(self._leases) + len(further)
 
     def lease(self, version: Version, max_batches: int, time_s: float) -> list[Lease]:
         """Leases up to ``max_batches`` full batches; the j-th begins at ``version + j``."""

@@ -52,7 +52,7 @@ from colocate.core.swap import Swapper
 from colocate.core.trajectory import ProtocolError, State, Trajectory, Trigger
 from colocate.core.types import Ending, FinishReason, TrajectoryId
 
-_OF_TRAJECTORIES = frozenset({TurnReady, RequestEnded, TrajectoryFinished, TrajectoryLost})
+_OF_WORK = frozenset({TurnReady, RequestEnded, TrajectoryFinished, TrajectoryLost, BatchTrained})
 
 _MAY_BRING_A_SWAP = frozenset({TrajectoryFinished, TrajectoryLost, TimerFired, PhaseEnded})
 
@@ -103,7 +103,7 @@ class Scheduler:
             ProtocolError: the fact contradicts what is known; nothing was changed.
             IllegalTransition: likewise, of phases.
         """
-        if self.phase in ENDS or (self.phase is Phase.CLOSING and type(event) in _OF_TRAJECTORIES):
+        if self._comes_too_late(event):
             self.books.late_events += 1
             return []
         if (self._prompts is None) is not isinstance(event, RunStarted):
@@ -133,6 +133,14 @@ class Scheduler:
             },
         }
 
+    def _comes_too_late(self, event: Event) -> bool:
+        """A run that closes heeds no work any more, nor a phase that it did not wait for."""
+        if self.phase is not Phase.CLOSING:
+            return self.phase in ENDS
+        if isinstance(event, PhaseEnded):
+            return event.phase is not Phase.CLOSING
+        return type(event) in _OF_WORK
+
     # What is always tried, after every event
 
     def _go_on(self, event: Event) -> list[Action]:
@@ -148,14 +156,24 @@ class Scheduler:
         if self._prompts is None or self.phase is Phase.STARTING or self.swapper.is_stopping:
             return []
         actions: list[Action] = []
-        settings = self.settings
-        groups_left = settings.groups_per_step * self.swapper.num_steps_left
-        while (
-            len(self.buffer) + settings.group_size <= settings.max_resident
-            and self.buffer.num_groups < groups_left
-        ):
+        while self._has_room_for_group() and self._needs_group():
             actions += [self._start(t) for t in self.buffer.admit(self._prompts.draw())]
         return actions
+
+    def _has_room_for_group(self) -> bool:
+        return len(self.buffer) + self.settings.group_size <= self.settings.max_resident
+
+    def _needs_group(self) -> bool:
+        """Whether the groups at hand do not suffice for the steps that are left.
+
+        Not every one of them counts: of many that are about to become too old, only as many can
+        be trained as fit into the steps that begin before that.
+        """
+        steps_left = self.swapper.num_steps_left
+        if self.buffer.num_groups < self.settings.groups_per_step * steps_left:
+            return True
+        version = self.swapper.trainer_version
+        return self.buffer.num_fillable_batches(version, steps_left) < steps_left
 
     def _start(self, trajectory: Trajectory) -> StartTrajectory:
         self.books.admitted += 1
@@ -229,7 +247,8 @@ class Scheduler:
         num_sampled = sum(span.length for span in event.spans)
         self.books.tokens["generated"] += num_sampled + event.num_dropped_tokens
         self.books.tokens["discarded"] += event.num_dropped_tokens
-        if trajectory.resumed:
+        # A request that sampled nothing may never have reached the engine.
+        if trajectory.resumed and num_sampled + event.num_dropped_tokens:
             self.books.tokens["reprefilled"] += (
                 trajectory.num_context_tokens - event.num_cached_tokens
             )
@@ -242,6 +261,7 @@ class Scheduler:
         self.books.max_spans = max(self.books.max_spans, len(trajectory.spans))
         self.requests.end(event.request)
         if aborted:
+            trajectory.resumed = trajectory.num_sampled_tokens > 0
             self.requests.wait(trajectory, self.swapper.engine_version)
         self.swapper.progress_s = event.time_s
         return self.swapper.request_returned(event.time_s)
@@ -282,7 +302,8 @@ class Scheduler:
             return []
         if trajectory.state is not State.ACTING:
             raise ProtocolError(f"only its environment can lose it. {trajectory.tell()}")
-        self.books.environment(event.busy_s, event.time_s, is_step=True)
+        is_step = trajectory.num_sampled_tokens > 0
+        self.books.environment(event.busy_s, event.time_s, is_step=is_step)
         self.books.environment_failures += event.ending is Ending.FILTERED
         self.swapper.progress_s = event.time_s
         self._losses.lose(event.reason)

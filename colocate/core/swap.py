@@ -171,6 +171,8 @@ class Swapper:
 
     def _hold(self, num_batches: int) -> float | None:
         """Until when the swap is held for unfinished work that it would expire, if at all."""
+        if num_batches >= self.num_steps_left:
+            return None  # nothing is trained after it, so nothing expires
         grace_s = self._settings.expiry_grace_s
         if self._wanted_since_s is None:
             self._wanted_since_s = self.now_s
@@ -188,6 +190,8 @@ class Swapper:
     def _try_end_parking(self, time_s: float) -> list[Action]:
         if not self._parked or self._requests.num_inflight:
             return []
+        if self.is_stopping:
+            return self._close(time_s)
         leases = self._buffer.lease(self.trainer_version, self._num_batches, time_s)
         self._leases.extend(leases)
         actions: list[Action] = []
@@ -270,17 +274,16 @@ class Swapper:
             return [SampleMemory(at_s=time_s + MEMORY_POLL_S)]
         if self.phase is Phase.SLEEPING:
             self.ledger.asleep = memory or self.ledger.asleep
-        if self.phase is Phase.STARTING and self.trainer_version > 0:
-            return self._enter(Cause.RESUMED, time_s)
         if self.phase is Phase.KV_WAKING:
             self.ledger.woken = memory or self.ledger.woken
             self._books.swaps += self._num_batches > 0
-            if self.num_steps_left == 0 and not self.is_stopping:
+            if self.num_steps_left <= 0 and not self.is_stopping:
                 self.outcome = Outcome(status="completed")
                 return self._close(time_s, checkpoint=False)
         if self.is_stopping:
             return self._close(time_s)
-        return self._enter(Cause.DONE, time_s)
+        resumes = self.phase is Phase.STARTING and self.trainer_version > 0
+        return self._enter(Cause.RESUMED if resumes else Cause.DONE, time_s)
 
     @property
     def _waits_for_memory(self) -> bool:

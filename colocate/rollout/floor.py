@@ -31,7 +31,8 @@ class Floor:
         self._prompts = prompts
         self._group = tasks
         self._on_fault = on_fault
-        self._tasks: dict[TrajectoryId, asyncio.Task[None]] = {}
+        self._current: dict[TrajectoryId, asyncio.Task[None]] = {}
+        self._running: dict[asyncio.Task[None], Runner] = {}
         self._groups: dict[TrajectoryId, GroupId] = {}
         self.contents = ContentStore()
 
@@ -48,24 +49,26 @@ class Floor:
         )
         self._groups[trajectory] = group
         task = self._group.create_task(self._guard(runner), name=f"trajectory-{trajectory}")
-        self._tasks[trajectory] = task
+        self._current[trajectory] = task
+        self._running[task] = runner
+        task.add_done_callback(self._running.pop)
 
     def end(self, trajectory: TrajectoryId) -> None:
-        """Ends the task, if it still runs, and forgets the content."""
+        """Ends the task, if it still plays, and forgets the content."""
         self._cancel(trajectory)
         self._groups.pop(trajectory, None)
         self.contents.forget(trajectory)
 
     async def close(self) -> None:
         """Ends all tasks and closes their environments, those that close within a few seconds."""
-        tasks = {task for task in self._tasks.values() if not task.done()}
-        for _ in range(2):  # the second time cancels closing itself
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                _, tasks = await asyncio.wait(tasks, timeout=CLOSE_PATIENCE_S)
-        if tasks:
-            logger.warning("%d environments could not be closed", len(tasks))
+        for task in list(self._running):
+            self._end_play(task)
+        await self._wait_for_tasks()
+        for task in self._running:
+            task.cancel()
+        await self._wait_for_tasks()
+        if self._running:
+            logger.warning("%d environments could not be closed", len(self._running))
 
     def batch(
         self,
@@ -94,9 +97,19 @@ class Floor:
         )
 
     def _cancel(self, trajectory: TrajectoryId) -> None:
-        task = self._tasks.pop(trajectory, None)
+        task = self._current.pop(trajectory, None)
         if task is not None:
+            self._end_play(task)
+
+    def _end_play(self, task: asyncio.Task[None]) -> None:
+        """An environment that is being closed already is let finish that."""
+        runner = self._running.get(task)
+        if runner is not None and not runner.is_over:
             task.cancel()
+
+    async def _wait_for_tasks(self) -> None:
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=CLOSE_PATIENCE_S)
 
     async def _guard(self, runner: Runner) -> None:
         try:

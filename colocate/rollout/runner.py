@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -101,7 +102,10 @@ class Desk:
 
 
 class Runner:
-    """Runs one attempt at one trajectory. Cancelling its task ends it quietly."""
+    """Runs one attempt at one trajectory. Cancelling its task ends it quietly.
+
+    ``is_over``: it has posted its last event, and at most closes its environment.
+    """
 
     def __init__(
         self,
@@ -122,6 +126,7 @@ class Runner:
         self._began_s = desk.now_s()
         self._reward = 0.0
         self._facts: Mapping[str, Any] = {}
+        self.is_over = False
 
     async def run(self) -> None:
         """Posts events until the trajectory is finished or lost."""
@@ -134,6 +139,7 @@ class Runner:
         except RewardFault as fault:
             self._lose(Ending.FAILED, str(fault))
         finally:
+            self.is_over = True
             if environment is not None:
                 await self._close(environment)
 
@@ -143,6 +149,8 @@ class Runner:
         opening = await self._within_deadline(
             environment.reset(self._prompt, self._seed("environment")), "reset"
         )
+        if not isinstance(opening, str):
+            raise EnvironmentFault(f"reset returned {type(opening).__name__}, not a text")
         if not self._observe("prompt", self._prompt.text + opening):
             raise EnvironmentFault(
                 "a prompt leaves no room for a turn within inference.max_model_len = "
@@ -184,6 +192,8 @@ class Runner:
             kept, finish_reason = cut_at_stop(
                 sampled, generation, desk.rules.stop, desk.tokenizer.decode
             )
+            if finish_reason is FinishReason.ABORT and kept == num_left:
+                finish_reason = FinishReason.LENGTH  # the park came with the turn's last token
             spans = _cut_spans(generation.spans, kept)
             self._content.append_sampled(
                 generation.token_ids[:kept], generation.logprobs[:kept], spans
@@ -239,21 +249,21 @@ class Runner:
     async def _within_deadline(self, work: Awaitable[T], what: str) -> T:
         limit_s = self._desk.rules.step_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as deadline:
                 return await work
-        except TimeoutError:
-            raise EnvironmentFault(
-                f"{what} did not answer within environment.step_timeout_s = {limit_s} s"
-            ) from None
         except Exception as error:
+            if deadline.expired():
+                raise EnvironmentFault(
+                    f"{what} did not answer within environment.step_timeout_s = {limit_s} s"
+                ) from None
             logger.warning("trajectory %s: %s broke", self._trajectory, what, exc_info=error)
             raise EnvironmentFault(f"{what} raised {type(error).__name__}: {error}") from error
 
     def _check_outcome(self, outcome: StepOutcome) -> None:
         if not isinstance(outcome, StepOutcome) or not isinstance(outcome.observation, str):
             raise EnvironmentFault(f"step returned {type(outcome).__name__}, not a StepOutcome")
-        if not math.isfinite(outcome.reward):
-            raise EnvironmentFault(f"step returned the reward {outcome.reward}")
+        if not isinstance(outcome.reward, (int, float)) or not math.isfinite(outcome.reward):
+            raise EnvironmentFault(f"step returned the reward {outcome.reward!r}")
 
     def _make_environment(self) -> Environment:
         try:
@@ -311,14 +321,14 @@ class Runner:
         )
         limit_s = self._desk.rules.step_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as deadline:
                 reward = self._desk.reward(episode)
-                value = float(reward if isinstance(reward, (int, float)) else await reward)
-        except TimeoutError:
-            raise RewardFault(
-                f"the reward did not answer within environment.step_timeout_s = {limit_s} s"
-            ) from None
+                value = float(await reward if inspect.isawaitable(reward) else reward)
         except Exception as error:
+            if deadline.expired():
+                raise RewardFault(
+                    f"the reward did not answer within environment.step_timeout_s = {limit_s} s"
+                ) from None
             logger.warning("trajectory %s: its reward broke", self._trajectory, exc_info=error)
             raise RewardFault(f"the reward raised {type(error).__name__}: {error}") from error
         if not math.isfinite(value):
