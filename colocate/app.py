@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 SUMMARY_SCHEMA = 1
 
+FRESH = (Version(0), PromptCursor())
+"""Where a run begins that resumes nothing."""
+
 
 def run(config: RunConfig, run_dir: Path) -> int:
     """Carries out one run in its folder and returns the command's exit status.
@@ -54,8 +57,9 @@ def run(config: RunConfig, run_dir: Path) -> int:
     try:
         with RunLock(run_dir):
             checkpoint = find_checkpoint(config.resume, run_dir)
+            origin = FRESH if checkpoint is None else read_state(checkpoint)
             _make_room(run_dir, config.resume)
-            return _run_locked(config, run_dir, checkpoint)
+            return _run_locked(config, run_dir, checkpoint, origin)
     except (RunFolderBusyError, CheckpointError, FileExistsError) as error:
         print(f"colocate train: {error}", file=sys.stderr)
         return 2
@@ -79,7 +83,12 @@ def _make_room(run_dir: Path, resume: str) -> None:
     journal.rename(run_dir / f"events.{life}.jsonl")
 
 
-def _run_locked(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> int:
+def _run_locked(
+    config: RunConfig,
+    run_dir: Path,
+    checkpoint: Path | None,
+    origin: tuple[Version, PromptCursor],
+) -> int:
     run_id = uuid.uuid4().hex[:12]
     (run_dir / "logs").mkdir(exist_ok=True)
     handler = logging.FileHandler(run_dir / "logs" / "colocate.log")
@@ -100,7 +109,7 @@ def _run_locked(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> in
                 device=resolve_device(config.device, os.environ),
                 socket_dir=socket_dir,
             )
-            return asyncio.run(_Run(config, place, display, checkpoint).carry_out())
+            return asyncio.run(_Run(config, place, display, checkpoint, origin).carry_out())
     finally:
         display.close()
         logging.getLogger("colocate").removeHandler(handler)
@@ -111,12 +120,18 @@ class _Run:
     """What one run needs to its end, and what it leaves when it is over."""
 
     def __init__(
-        self, config: RunConfig, place: Place, display: RunDisplay, checkpoint: Path | None
+        self,
+        config: RunConfig,
+        place: Place,
+        display: RunDisplay,
+        checkpoint: Path | None,
+        origin: tuple[Version, PromptCursor],
     ) -> None:
         self._config = config
         self._place = place
         self._display = display
         self._checkpoint = checkpoint
+        self._origin = origin
         self._recorder = Recorder(config, place.run_dir, display)
 
     async def carry_out(self) -> int:
@@ -125,9 +140,7 @@ class _Run:
         settings = core_settings(self._config)
         scheduler, provider = Scheduler(settings), "none"
         try:
-            version, cursor = Version(0), PromptCursor()
-            if self._checkpoint is not None:
-                version, cursor = read_state(self._checkpoint)
+            version, cursor = self._origin
             started = RunStarted(time_s=0.0, settings=settings, version=version, cursor=cursor)
             tokenizer = HuggingFaceTokenizer(self._place.model)
             ports, probe = make_ports(self._config, self._place, tokenizer, self._checkpoint)
@@ -147,6 +160,8 @@ class _Run:
                 probe.release()
         except Exception as error:
             logger.exception("the run broke")
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
             text = " ".join(str(error).split())
             outcome = Outcome(status="failed", error=f"{type(error).__name__}: {text}")
         finally:

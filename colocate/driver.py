@@ -408,8 +408,8 @@ class Driver:
                 except Exception as error:
                     errors.append(error)
         finally:
-            for error in errors:
-                self._fault(error)
+            for broken in errors:
+                self._fault(broken)
         self._report_closed()
 
     async def _save(self, version: Version, cursor: PromptCursor) -> None:

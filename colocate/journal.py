@@ -84,7 +84,7 @@ class JournalWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Safe to call once; raises where the disk is full."""
+        """Raises ``OSError`` where the disk is full."""
         with self._file as file:
             file.flush()
             os.fsync(file.fileno())

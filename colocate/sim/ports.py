@@ -73,6 +73,8 @@ class SimInference:
     async def generate(self, request: GenerationRequest) -> Generation:
         if not self._started:
             raise RuntimeError(f"request {request.request_id} reached an engine that is not there")
+        if self._asleep:
+            raise RuntimeError(f"request {request.request_id} reached a sleeping engine")
         self.num_requests += 1
         self._running += 1
         self._idle.clear()
@@ -130,6 +132,11 @@ class SimInference:
         self._asleep.discard(tag)
         if not self._asleep:
             await self.resume()
+
+    def check_update(self) -> None:
+        """Refuses new weights where a request could read them half-loaded, or where none fit."""
+        if not self._parked.is_set() or "weights" in self._asleep:
+            raise RuntimeError("weights are published to a parked engine whose weights are awake")
 
     def process_ids(self) -> Sequence[int]:
         return ()
@@ -224,6 +231,7 @@ class SimTransfer:
         self._publish_s = publish_s
 
     async def publish(self, version: Version) -> Publication:
+        self._inference.check_update()
         await asyncio.sleep(self._publish_s)
         self._inference.version = self._trainer.version
         num_bytes = self._inference.settings.weight_bytes

@@ -132,6 +132,14 @@ class InferenceContract:
         generation = await engine.inference.generate(engine.request())
         assert generation.finish_reason is FinishReason.LENGTH
 
+    async def test_weights_are_not_published_to_an_engine_that_may_generate(
+        self, engine: EngineUnderTest
+    ) -> None:
+        with pytest.raises(RuntimeError, match="parked"):
+            await engine.publish(Version(engine.next_version))
+        generation = await engine.inference.generate(engine.request())
+        assert generation.finish_reason is FinishReason.LENGTH
+
     async def test_the_kv_cache_is_not_woken_before_the_weights(
         self, engine: EngineUnderTest
     ) -> None:

@@ -8,11 +8,20 @@ import pytest
 
 from colocate.core import actions as act
 from colocate.core import events as ev
+from colocate.core.admission import LossMeter
 from colocate.core.phases import TRANSITIONS, Cause, IllegalTransition, Phase, next_phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError
-from colocate.core.types import BatchId, Ending, FinishReason, MemorySample, Span, Version
+from colocate.core.types import (
+    BatchId,
+    Ending,
+    FinishReason,
+    MemorySample,
+    Span,
+    TrajectoryId,
+    Version,
+)
 from tests.core.world import World
 
 
@@ -52,7 +61,7 @@ def test_every_transition_of_the_table_is_the_only_way() -> None:
                     next_phase(phase, cause)
 
 
-def test_what_waits_longest_in_versions_is_generated_first() -> None:
+def test_at_one_version_the_order_of_admission_decides() -> None:
     world = in_rollout(small(max_staleness=2, max_inflight=1, steps=4))
     first = [i for i, a in world.actors.items() if a.is_acting]
     for identifier in first:
@@ -61,7 +70,7 @@ def test_what_waits_longest_in_versions_is_generated_first() -> None:
     assert inflight == [first[0]]
     world._end_request(first[0], 2)
     world._answer(first[0], "turn", 0)
-    # It has tokens by now, but of the engine's own version: admission order decides.
+    # It has tokens by now, but of the engine's own version.
     world._end_request(first[1], 2)
     assert world.actors[first[0]].request is not None
 
@@ -314,3 +323,224 @@ def test_a_lost_member_is_refilled_in_its_group() -> None:
     assert [a.ending for a in ended] == [Ending.FILTERED]
     started = [a for a in world.lines[-1][1] if isinstance(a, act.StartTrajectory)]
     assert [a.group for a in started] == [0]
+
+
+# The end of a run, and ends before it
+
+
+def test_groups_about_to_be_too_old_do_not_keep_the_last_steps_from_being_filled() -> None:
+    """Three groups that must all train at version 4 fill one of the three steps that are left."""
+    settings = small(
+        steps=7, group_size=1, groups_per_step=1, max_staleness=4, swap_interval=2, max_inflight=9
+    )
+    world = in_rollout(settings)
+    old = list(world.actors)
+    assert len(old) == 5
+    for identifier in old:
+        world._answer(identifier, "turn", 0)
+    for identifier in old:
+        world._end_request(identifier, 2)
+    for identifier in old[:2]:
+        world._answer(identifier, "finish", 0)
+    until_operations_end(world)
+    young = [i for i in world.actors if i not in old]
+    for identifier in young:
+        world._answer(identifier, "turn", 0)
+        world._end_request(identifier, 2)
+        world._answer(identifier, "finish", 0)
+    until_operations_end(world)
+    assert world.scheduler.swapper.trainer_version == 4
+    world.finish_fairly()
+    assert world.scheduler.summary()["steps"] == 7
+
+
+def until_operations_end(world: World) -> None:
+    """Lets the machinery answer until the run is in its rollout; trajectories do nothing."""
+    while world._operation is not None:
+        world._end_operation(0)
+    assert world.scheduler.phase is Phase.ROLLOUT
+
+
+def closing_of(world: World) -> act.CloseRun:
+    return next(a for a in world.lines[-1][1] if isinstance(a, act.CloseRun))
+
+
+@pytest.mark.parametrize("sleep", [0, 2])
+def test_a_signal_while_parking_closes_before_anything_is_trained(sleep: int) -> None:
+    world = in_rollout(small(steps=5, sleep=sleep))
+    until(world, Phase.TRAINING)
+    until(world, Phase.PARKING)
+    world.take(ev.StopRequested(time_s=world._tick(), signal=15))
+    for identifier in [i for i, a in world.actors.items() if a.request]:
+        world._end_request(identifier, 0)
+    world._end_operation(0)
+    assert world.scheduler.phase is Phase.CLOSING
+    assert closing_of(world).checkpoint is not None
+    assert world.scheduler.summary()["steps"] == 1
+
+
+def test_a_signal_while_a_resumed_run_starts_closes_it_without_publishing() -> None:
+    settings = small(steps=4)
+    resumed = Scheduler(settings)
+    resumed.handle(ev.RunStarted(time_s=0.0, settings=settings, version=Version(2)))
+    resumed.handle(ev.StopRequested(time_s=0.5, signal=15))
+    actions = resumed.handle(ev.PhaseEnded(time_s=1.0, phase=Phase.STARTING))
+    assert not any(isinstance(a, act.Publish) for a in actions)
+    assert resumed.phase is Phase.CLOSING
+
+
+def test_a_resume_beyond_the_last_step_is_done_once_its_weights_are_published() -> None:
+    settings = small(steps=2)
+    resumed = Scheduler(settings)
+    resumed.handle(ev.RunStarted(time_s=0.0, settings=settings, version=Version(3)))
+    resumed.handle(ev.PhaseEnded(time_s=1.0, phase=Phase.STARTING))
+    resumed.handle(ev.PhaseEnded(time_s=2.0, phase=Phase.PUBLISHING, version=Version(3)))
+    resumed.handle(ev.PhaseEnded(time_s=3.0, phase=Phase.KV_WAKING))
+    assert resumed.phase is Phase.CLOSING
+    assert resumed.swapper.outcome is not None
+    assert resumed.swapper.outcome.status == "completed"
+
+
+@pytest.mark.parametrize("phase", [Phase.SLEEPING, Phase.TRAINING])
+def test_work_that_ends_after_the_grace_of_a_signal_is_late_and_no_contradiction(
+    phase: Phase,
+) -> None:
+    world = in_rollout(small(steps=5))
+    until(world, phase)
+    world.take(ev.StopRequested(time_s=world._tick(), signal=15))
+    unheard = world._operation
+    world.time_s += 20.0
+    world.take(ev.TimerFired(time_s=world.time_s, timer="grace"))
+    assert world.scheduler.phase is Phase.CLOSING
+    closing, world._operation = world._operation, unheard
+    world._end_operation(0)
+    assert world.scheduler.summary()["late_events"] == 1
+    world._operation = closing
+    world._end_operation(0)
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.signal) == ("stopped", 15)
+
+
+# Who goes first, what is held, and what is counted
+
+
+def play_turn(world: World, identifier: TrajectoryId, answer: str | None = None) -> None:
+    """One whole turn, and the environment's answer to it where one is given."""
+    world._answer(identifier, "turn", 0)
+    world._end_request(identifier, 2)
+    if answer is not None:
+        world._answer(identifier, answer, 0)
+
+
+def one_at_a_time(**changes: object) -> World:
+    """Groups of one, four of them resident, one request at the engine."""
+    settings = small(steps=9, group_size=1, max_staleness=3, max_inflight=1)
+    return in_rollout(dataclasses.replace(settings, **changes))  # type: ignore[arg-type]
+
+
+def test_of_equally_old_turns_the_one_that_a_park_cut_goes_first() -> None:
+    world = one_at_a_time()
+    done, between_turns, cut, _ = world.actors
+    play_turn(world, done)
+    play_turn(world, between_turns)
+    world._answer(cut, "turn", 0)
+    world._answer(between_turns, "turn", 0)
+    world._answer(done, "finish", 0)
+    assert world.scheduler.phase is Phase.PARKING
+    world._end_request(cut, 1)
+    until_operations_end(world)
+    assert world.actors[cut].request is not None
+    world._end_request(cut, 2)
+    assert world.actors[between_turns].request is not None
+
+
+def test_a_partial_of_an_older_version_goes_before_what_has_just_begun() -> None:
+    world = one_at_a_time()
+    begun_later, done, *_ = world.actors
+    old = max(world.actors)
+    play_turn(world, old)
+    play_turn(world, done, "finish")
+    until_operations_end(world)
+    world._answer(max(world.actors), "turn", 0)
+    world._answer(begun_later, "turn", 0)
+    world._answer(old, "turn", 0)
+    world._end_request(max(world.actors), 2)
+    assert world.actors[old].request is not None
+
+
+def test_a_request_that_turned_back_at_the_gate_has_read_nothing_again() -> None:
+    world = one_at_a_time(max_inflight=2)
+    done, cut, other, _ = world.actors
+    play_turn(world, done)
+    world._answer(cut, "turn", 0)
+    world._answer(done, "finish", 0)
+    world._end_request(cut, 1)
+    until_operations_end(world)
+    play_turn(world, other, "finish")
+    assert world.scheduler.phase is Phase.PARKING
+    world._end_request(cut, 0)
+    assert world.scheduler.summary()["tokens"]["reprefilled"] == 0
+    until_operations_end(world)
+    world._end_request(cut, 2)
+    assert world.scheduler.summary()["tokens"]["reprefilled"] > 0
+
+
+def hold_for_one_about_to_expire(**changes: object) -> tuple[World, TrajectoryId]:
+    """A swap is due at version 1, and would expire a partial of version 0."""
+    world = one_at_a_time(max_staleness=1, **changes)
+    done, old = world.actors
+    play_turn(world, old)
+    play_turn(world, done, "finish")
+    until_operations_end(world)
+    play_turn(world, max(world.actors), "finish")
+    return world, old
+
+
+def test_a_swap_is_held_until_the_partial_that_it_would_expire_has_finished() -> None:
+    world, old = hold_for_one_about_to_expire(expiry_grace_s=5.0)
+    assert world.scheduler.phase is Phase.ROLLOUT
+    world._answer(old, "finish", 0)
+    assert world.scheduler.phase is Phase.PARKING
+    until_operations_end(world)
+    assert world.scheduler.summary()["staleness"]["max_trained_lag"] == 1
+
+
+def test_a_held_swap_goes_on_after_its_grace_and_expires_the_partial() -> None:
+    world, old = hold_for_one_about_to_expire(expiry_grace_s=5.0)
+    world._fire_swap_timer(0)
+    until_operations_end(world)
+    assert old not in world.actors
+    assert world.scheduler.summary()["trajectories"]["expired"] == 1
+
+
+def test_a_stale_partial_that_is_restarted_forgets_its_tokens_and_stays_resident() -> None:
+    world, old = hold_for_one_about_to_expire(on_stale="restart")
+    until_operations_end(world)
+    assert world.actors[old].attempt == 1
+    summary = world.scheduler.summary()
+    assert summary["restarts"] == 1
+    assert summary["tokens"]["discarded"] == 3
+    assert summary["trajectories"]["expired"] == 0
+
+
+def test_an_environment_lost_at_its_reset_has_made_no_step() -> None:
+    world = in_rollout(small(max_filtered_fraction=1.0))
+    world._answer(next(iter(world.actors)), "filter", 0)
+    assert world.scheduler.summary()["environment"] == {
+        "steps": 0,
+        "busy_s": 0.1,
+        "hidden_s": 0.0,
+        "failures": 1,
+    }
+
+
+def test_the_commonest_reason_is_that_of_the_losses_that_count() -> None:
+    meter = LossMeter(window=2, max_fraction=0.5)
+    for _ in range(3):
+        meter.lose("long ago")
+        meter.keep()
+    meter.lose("now")
+    assert meter.verdict() is None
+    meter.lose("now")
+    assert "most often (2 times): now" in str(meter.verdict())

@@ -268,6 +268,31 @@ def test_a_removed_line_is_caught(tmp_path: Path) -> None:
         replay(tmp_path)
 
 
+def test_a_journal_that_a_kill_cut_in_the_middle_of_a_line_is_checked_as_far_as_it_goes(
+    tmp_path: Path,
+) -> None:
+    simulate(tmp_path)
+    journal = tmp_path / "events.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:100]) + lines[100][:-20])
+    found = replay(tmp_path)
+    assert found.violations == []
+    assert (found.num_events, found.is_whole) == (100, False)
+
+
+def test_a_journal_that_ends_between_a_signal_and_the_end_is_not_whole(tmp_path: Path) -> None:
+    def prepare(simulation: Simulation) -> None:
+        asyncio.get_running_loop().call_later(30.0, simulation.driver.request_stop, 15)
+
+    simulate(tmp_path, dataclasses.replace(BASE, steps=50), prepare=prepare)
+    journal = tmp_path / "events.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    signal = next(i for i, line in enumerate(lines) if b'"type":"StopRequested"' in line)
+    journal.write_bytes(b"".join(lines[: signal + 1]))
+    assert not replay(tmp_path).is_whole
+    assert replay(tmp_path).violations == []
+
+
 def reseal(journal: Path, change: Callable[[list[Any]], None]) -> None:
     """Alters a journal as a faulty scheduler would have written it: with whole chains."""
     entries = [[e.event, list(e.actions)] for e in read_journal(journal)]

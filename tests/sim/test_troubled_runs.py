@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from colocate.core.types import FinishReason, GroupId, Span, Version
-from colocate.ports import Generation, Prompt, StepOutcome
+from colocate.ports import Generation, GenerationRequest, Prompt, StepOutcome
+from colocate.rollout.runner import Episode
 from colocate.rollout.seam import cut_at_stop
 from colocate.sim.clock import run_virtual
-from colocate.sim.ports import SimEnvironment, SimPrompts
-from colocate.sim.run import SimSettings
+from colocate.sim.ports import SimEnvironment, SimInference, SimPrompts
+from colocate.sim.run import SimSettings, Simulation
 from tests.sim.test_simulated_runs import BASE, replay, simulate
 
 
@@ -166,3 +168,180 @@ def test_a_virtual_run_takes_no_real_time() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_virtual(sleep_long()) == pytest.approx(1e6)
+
+
+# Closing
+
+
+def test_every_environment_is_closed_to_its_end_however_its_trajectory_ended(
+    tmp_path: Path,
+) -> None:
+    async def slowly(self: SimEnvironment) -> None:
+        await asyncio.sleep(3.0)
+        self.is_open = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimEnvironment, "close", slowly)
+        simulation, outcome = simulate(tmp_path)
+    assert outcome.status == "completed"
+    assert not any(e.is_open for e in simulation.environments)
+
+
+def test_environments_of_ended_trajectories_that_never_close_do_not_hold_up_the_end(
+    tmp_path: Path,
+) -> None:
+    async def stuck(self: SimEnvironment) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> float:
+        settings = dataclasses.replace(BASE, steps=50)
+        simulation = Simulation(settings, SimSettings(), tmp_path / "events.jsonl")
+        loop = asyncio.get_running_loop()
+        loop.call_later(20.0, simulation.driver.request_stop, 15)
+        await simulation.run()
+        return loop.time()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimEnvironment, "close", stuck)
+        ended_s = run_virtual(main())
+    assert ended_s < 20 + BASE.grace_s
+
+
+def test_a_trainer_is_closed_to_its_end_where_the_engine_cannot_be(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    async def broken() -> None:
+        raise OSError("still there")
+
+    async def slowly() -> None:
+        await asyncio.sleep(8.0)
+        closed.append("trainer")
+
+    def prepare(simulation: Any) -> None:
+        simulation.inference.close = broken
+        simulation.trainer.close = slowly
+
+    _, outcome = simulate(tmp_path, prepare=prepare)
+    assert outcome.status == "failed"
+    assert "still there" in str(outcome.error)
+    assert closed == ["trainer"]
+
+
+def test_a_failed_run_gives_up_an_engine_that_cannot_be_closed(tmp_path: Path) -> None:
+    async def stuck() -> None:
+        await asyncio.Event().wait()
+
+    async def broken(_: object) -> None:
+        raise OSError("train broke")
+
+    def prepare(simulation: Any) -> None:
+        simulation.trainer.train = broken
+        simulation.inference.close = stuck
+
+    _, outcome = simulate(tmp_path, world=SimSettings(device_bytes=None), prepare=prepare)
+    assert outcome.status == "failed"
+    assert "train broke" in str(outcome.error)
+
+
+def test_a_stop_in_the_rollout_frees_the_engines_memory_before_it_loads_the_trainer(
+    tmp_path: Path,
+) -> None:
+    held_at_load: list[int] = []
+
+    def prepare(simulation: Any) -> None:
+        asyncio.get_running_loop().call_later(30.0, simulation.driver.request_stop, 15)
+        load = simulation.trainer.load
+
+        async def watched() -> None:
+            held_at_load.append(simulation.inference.held_bytes)
+            await load()
+
+        simulation.trainer.load = watched
+
+    settings = dataclasses.replace(BASE, steps=50)
+    simulation, _ = simulate(tmp_path, settings, prepare=prepare)
+    assert simulation.checkpoints.saved
+    assert held_at_load[-1] == 0
+
+
+# Other people's code
+
+
+def test_a_prompt_source_that_breaks_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    def sound_until_7(self: SimPrompts, position: GroupId) -> Prompt:
+        if position == 7:
+            raise LookupError("row 7 is gone")
+        return Prompt(text="?")
+
+    _, outcome = outcome_with(tmp_path, prompt=sound_until_7)
+    assert outcome.status == "failed"
+    assert "row 7 is gone" in str(outcome.error)
+    assert replay(tmp_path).violations == []
+
+
+def test_an_opening_that_is_no_text_is_a_fault_of_the_environment(tmp_path: Path) -> None:
+    async def garbage(self: SimEnvironment, prompt: Prompt, seed: int) -> Any:
+        return None
+
+    _, outcome = outcome_with(tmp_path, reset=garbage)
+    assert outcome.status == "failed"
+    assert "reset returned NoneType" in str(outcome.error)
+
+
+def test_a_timeout_inside_an_environment_is_not_taken_for_its_deadline(tmp_path: Path) -> None:
+    async def impatient(self: SimEnvironment, action: str) -> StepOutcome:
+        raise TimeoutError("the sandbox did not answer")
+
+    _, outcome = outcome_with(tmp_path, step=impatient)
+    assert "step raised TimeoutError: the sandbox did not answer" in str(outcome.error)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_reward_may_be_any_number_and_may_be_awaited(tmp_path: Path, is_awaited: bool) -> None:
+    def reward(episode: Episode) -> Any:
+        async def later() -> Fraction:
+            return Fraction(1, 4)
+
+        return later() if is_awaited else Fraction(1, 4)
+
+    def prepare(simulation: Any) -> None:
+        ports = simulation.driver._ports
+        simulation.driver._ports = dataclasses.replace(ports, reward=reward)
+
+    simulation, outcome = simulate(tmp_path, prepare=prepare)
+    assert outcome.status == "completed"
+    assert simulation.scheduler.summary()["reward"]["last"] == 0.25
+
+
+# Time
+
+
+@pytest.mark.parametrize("period_s", [100.0, 100 + 1 / 3, 100.3000004])
+def test_a_timed_swap_comes_in_time_whatever_the_digits_of_its_period(
+    tmp_path: Path, period_s: float
+) -> None:
+    """Everything has finished long before: nothing but the timer asks the policy again."""
+    settings = dataclasses.replace(
+        BASE, policy="timed", period_s=period_s, max_staleness=0, steps=3
+    )
+    simulation, outcome = simulate(tmp_path, settings)
+    assert outcome.status == "completed"
+    rollout_s = simulation.scheduler.summary()["phase_s"]["rollout"]
+    assert rollout_s == pytest.approx(3 * period_s, abs=1e-3)
+
+
+def test_a_turn_whose_last_token_comes_with_the_park_is_over(tmp_path: Path) -> None:
+    class Brim(SimInference):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            generation = await super().generate(request)
+            if len(generation.token_ids) < request.max_new_tokens:
+                return generation
+            return dataclasses.replace(generation, finish_reason=FinishReason.ABORT)
+
+    async def main() -> Any:
+        simulation = Simulation(
+            BASE, SimSettings(max_new_tokens=3), tmp_path / "events.jsonl", inference=Brim()
+        )
+        return await simulation.run()
+
+    assert run_virtual(main()).status == "completed"
