@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from colocate.recorder import Recorder
 from colocate.report.display import RunDisplay, make_display
 from colocate.report.ending import render_ending
 from colocate.report.plots import write_plots
-from colocate.report.records import write_summary
+from colocate.report.records import keep_steps, write_summary
 from colocate.supervision.guard import RunGuard
 from colocate.supervision.run_lock import RunFolderBusyError, RunLock
 from colocate.supervision.signals import StopSignals
@@ -66,7 +67,7 @@ def run(config: RunConfig, run_dir: Path) -> int:
 
 
 def _make_room(run_dir: Path, resume: str) -> None:
-    """Puts the journal of an earlier life aside; refuses to overwrite another run's.
+    """Puts journal and summary of an earlier life aside; refuses to overwrite another run's.
 
     Raises:
         FileExistsError: the folder holds a run that is not to be resumed.
@@ -80,7 +81,9 @@ def _make_room(run_dir: Path, resume: str) -> None:
             "with that run (resume=auto)"
         )
     life = len(list(run_dir.glob("events.*.jsonl")))
-    journal.rename(run_dir / f"events.{life}.jsonl")
+    for path in (journal, run_dir / "summary.json"):
+        if path.exists():
+            path.rename(path.with_suffix(f".{life}{path.suffix}"))
 
 
 def _run_locked(
@@ -99,17 +102,21 @@ def _run_locked(
     guard = RunGuard(
         run_id, f"colocate-{run_id}", socket_dir, log_path=run_dir / "logs" / "reaper.log"
     )
-    try:
+
+    def prepare() -> Place:
         display.starting("preparing the model")
+        return Place(
+            run_dir=run_dir,
+            model=make_model(config, run_dir),
+            run_id=run_id,
+            device=resolve_device(config.device, os.environ),
+            socket_dir=socket_dir,
+        )
+
+    try:
         with guard:
-            place = Place(
-                run_dir=run_dir,
-                model=make_model(config, run_dir),
-                run_id=run_id,
-                device=resolve_device(config.device, os.environ),
-                socket_dir=socket_dir,
-            )
-            return asyncio.run(_Run(config, place, display, checkpoint, origin).carry_out())
+            started = _Run(config, run_dir, display, checkpoint, origin)
+            return asyncio.run(started.carry_out(prepare))
     finally:
         display.close()
         logging.getLogger("colocate").removeHandler(handler)
@@ -122,19 +129,20 @@ class _Run:
     def __init__(
         self,
         config: RunConfig,
-        place: Place,
+        run_dir: Path,
         display: RunDisplay,
         checkpoint: Path | None,
         origin: tuple[Version, PromptCursor],
     ) -> None:
         self._config = config
-        self._place = place
+        self._run_dir = run_dir
         self._display = display
         self._checkpoint = checkpoint
         self._origin = origin
-        self._recorder = Recorder(config, place.run_dir, display)
+        keep_steps(run_dir / "metrics.jsonl", up_to=origin[0])
+        self._recorder = Recorder(config, run_dir, display)
 
-    async def carry_out(self) -> int:
+    async def carry_out(self, prepare: Callable[[], Place]) -> int:
         """Runs, and leaves a summary whatever happens."""
         began_s = time.monotonic()
         settings = core_settings(self._config)
@@ -142,14 +150,15 @@ class _Run:
         try:
             version, cursor = self._origin
             started = RunStarted(time_s=0.0, settings=settings, version=version, cursor=cursor)
-            tokenizer = HuggingFaceTokenizer(self._place.model)
-            ports, probe = make_ports(self._config, self._place, tokenizer, self._checkpoint)
+            place = prepare()
+            tokenizer = HuggingFaceTokenizer(place.model)
+            ports, probe = make_ports(self._config, place, tokenizer, self._checkpoint)
             provider = probe.provider
             driver = Driver(
                 scheduler,
                 ports,
                 rollout_rules(self._config, tokenizer),
-                JournalWriter(self._place.run_dir / "events.jsonl"),
+                JournalWriter(self._run_dir / "events.jsonl"),
                 [self._recorder],
                 sample_interval_s=self._config.memory.sample_interval_s,
             )
@@ -183,7 +192,7 @@ class _Run:
         }
 
     def _leave(self, summary: dict[str, Any]) -> None:
-        run_dir = self._place.run_dir
+        run_dir = self._run_dir
         write_summary(run_dir / "summary.json", summary)
         try:
             write_plots(run_dir)

@@ -43,7 +43,9 @@ class FolderCheckpoints:
         await trainer.save(partial / _TRAINER)
         state = {"schema": SCHEMA, "version": version, "cursor": asdict(cursor)}
         await asyncio.to_thread(_commit, partial, whole, state)
-        for old in list_checkpoints(self._folder)[: -self._keep]:
+        # The one just written stays, also where a resume from an older one left newer ones.
+        others = [path for path in list_checkpoints(self._folder) if path != whole]
+        for old in others[: max(0, len(others) - self._keep + 1)]:
             await asyncio.to_thread(shutil.rmtree, old)
 
     async def restore(self, trainer: Trainer, version: Version) -> None:

@@ -78,6 +78,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def keep_steps(path: Path, *, up_to: int) -> None:
+    """Drops lines of later steps: a resumed run takes those again. No file is no line."""
+    if not path.exists():
+        return
+    kept = [row for row in read_metrics(path) if row["step"] <= up_to]
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text("".join(strict_json(row) + "\n" for row in kept))
+    written.replace(path)
+
+
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     """Replaces the file as one: a reader sees the old summary or the new one, whole.
 

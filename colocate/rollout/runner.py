@@ -237,8 +237,12 @@ class Runner:
         )
 
     def _seed(self, *purpose: object) -> int:
-        """Derived from run, trajectory, attempt and purpose: no two draws share a seed."""
-        name = repr((self._desk.rules.seed, self._trajectory, self._attempt, *purpose))
+        """Derived from run, prompt, trajectory, attempt and purpose: no two draws share one.
+
+        The prompt is among them since a resumed run numbers its trajectories from 0 again.
+        """
+        whose = (self._desk.rules.seed, self._group, self._trajectory, self._attempt)
+        name = repr((*whose, *purpose))
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
 
     # The environment's side

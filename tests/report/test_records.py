@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colocate.report.records import MetricsWriter, read_metrics, write_summary
+from colocate.report.records import MetricsWriter, keep_steps, read_metrics, write_summary
 
 
 def test_a_metrics_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
@@ -66,3 +66,15 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> 
         write_summary(path, {"steps": 2, "reward": {"last": float("nan")}})
     assert json.loads(path.read_text()) == {"steps": 1}
     assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_a_resumed_run_takes_the_steps_after_its_checkpoint_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    keep_steps(path, up_to=0)
+    assert not path.exists()
+    writer = MetricsWriter(path)
+    for step in (1, 2, 3, 4):
+        writer.write({"step": step, "loss": step / 2})
+    writer.close()
+    keep_steps(path, up_to=2)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2]
