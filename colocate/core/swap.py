@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from colocate.core import crossing
+from colocate.core.acknowledgement import check_acknowledgement
 from colocate.core.actions import (
     Action,
     CloseRun,
@@ -19,7 +21,6 @@ from colocate.core.actions import (
     SetTimer,
     Sleep,
     StartPorts,
-    StartTrajectory,
     Train,
     WakeKv,
     WakeWeights,
@@ -40,10 +41,10 @@ from colocate.core.events import (
 from colocate.core.memory import MemoryLedger
 from colocate.core.phases import Cause, Phase, next_phase
 from colocate.core.settings import Settings
-from colocate.core.staleness import is_within_bound, max_swap_interval
+from colocate.core.staleness import max_swap_interval
 from colocate.core.swap_policy import RolloutView, Stay, make_policy
 from colocate.core.trajectory import ProtocolError
-from colocate.core.types import Ending, MemorySample, TrajectoryId, Version
+from colocate.core.types import Ending, MemorySample, Version
 
 MEMORY_POLL_S = 0.1
 """How often memory is read again while a phase waits for it to fall."""
@@ -196,45 +197,13 @@ class Swapper:
         self._leases.extend(leases)
         actions: list[Action] = []
         if self.num_steps_left > len(leases):
-            actions += self._retire(Version(self.trainer_version + len(leases)), time_s)
-        self._count_carried()
+            next_version = Version(self.trainer_version + len(leases))
+            actions += crossing.retire(
+                self._buffer, self._books, self._settings, next_version, time_s
+            )
+        crossing.count_carried(self._buffer, self._books)
         self._level = self.ledger.sleep_level(self._settings.sleep)
         return actions + self._enter(Cause.DONE, time_s)
-
-    def _retire(self, next_version: Version, time_s: float) -> list[Action]:
-        """Ends, or begins again, what could not be within the bound when its turn comes."""
-        actions: list[Action] = []
-        bound = self._settings.max_staleness
-        for group in self._buffer.stale_groups(next_version):
-            if self._settings.on_stale == "expire":
-                ended = self._buffer.end_group(group, Ending.EXPIRED, time_s)
-                reason = f"older than {bound} at the next training phase"
-                for trajectory in ended:
-                    self._books.end(Ending.EXPIRED, reason, trajectory.num_sampled_tokens)
-                    actions.append(
-                        EndTrajectory(
-                            trajectory=trajectory.id, ending=Ending.EXPIRED, reason=reason
-                        )
-                    )
-                continue
-            for member in self._buffer.members(group):
-                if member.ending or is_within_bound(next_version, member.oldest, bound):
-                    continue
-                self._books.tokens["discarded"] += self._buffer.restart(member, time_s)
-                self._books.restarts += 1
-                actions.append(
-                    StartTrajectory(trajectory=member.id, group=group, attempt=member.attempt)
-                )
-        return actions
-
-    def _count_carried(self) -> None:
-        for trajectory in self._buffer:
-            if trajectory.is_unfinished and trajectory.num_sampled_tokens:
-                self._books.carried += trajectory.crossings == 0
-                trajectory.crossings += 1
-                trajectory.resumed = True
-                self._books.tokens["carried"] += trajectory.num_sampled_tokens
-                self._books.max_crossings = max(self._books.max_crossings, trajectory.crossings)
 
     # Phases
 
@@ -300,7 +269,7 @@ class Swapper:
         lease = self._buffer.leased(event.batch)
         if self.phase is not Phase.TRAINING or lease is not self._leases[0]:
             raise ProtocolError(f"batch {event.batch} is not the one that is being trained")
-        self._check_trained(lease, event)
+        check_acknowledgement(self._buffer, lease, event)
         spans = self._buffer.trained_spans(lease)
         trained = self._buffer.acknowledge(lease, event.time_s)
         rewards = [t.reward for t in trained if t.reward is not None]
@@ -320,35 +289,6 @@ class Swapper:
         if self._leases:
             return actions + self._train_next(event.time_s)
         return actions + self._enter(Cause.DONE, event.time_s)
-
-    def _check_trained(self, lease: Lease, event: BatchTrained) -> None:
-        if event.version != lease.version + 1:
-            raise ProtocolError(
-                f"batch {event.batch} began at version {lease.version} and ended at "
-                f"{event.version}; a training step is one version"
-            )
-        known = tuple(self._digest(t) for t in lease.trajectories)
-        if event.digests != known:
-            wrong = [
-                t
-                for t, a, b in zip(lease.trajectories, known, event.digests, strict=False)
-                if a != b
-            ]
-            raise ProtocolError(
-                f"batch {event.batch} was not trained on what was leased: of "
-                f"{len(known)} trajectories {len(event.digests)} came back, and the content of "
-                f"{wrong or 'none'} differs"
-            )
-        expected = sum(s.length for s in self._buffer.trained_spans(lease))
-        if event.num_tokens != expected:
-            raise ProtocolError(
-                f"batch {event.batch} has {expected} sampled tokens, but {event.num_tokens} were "
-                "trained"
-            )
-
-    def _digest(self, trajectory: TrajectoryId) -> str:
-        found = self._buffer.get(trajectory)
-        return found.digest if found else ""
 
     def _train_next(self, time_s: float) -> list[Action]:
         lease = self._leases[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -62,19 +63,12 @@ class TestSimMemory(MemoryContract):
         return await SimMemory(trainer, inference, 64 * 2**30).measure()
 
 
-def test_the_suites_are_not_run_by_themselves() -> None:
-    for suite in (InferenceContract, TrainerContract, MemoryContract):
-        assert not suite.__name__.startswith("Test")
-        assert any(name.startswith("test_") for name in vars(suite))
-
-
 @pytest.mark.parametrize("port", [SimInference, SimTrainer])
-def test_closing_twice_is_safe(port: type) -> None:
-    import asyncio
-
-    async def main() -> None:
+def test_a_port_can_be_closed_before_it_was_started_and_twice(port: type) -> None:
+    async def main() -> list[int]:
         instance = port()
         await instance.close()
         await instance.close()
+        return list(instance.process_ids())
 
-    asyncio.run(main())
+    assert asyncio.run(main()) == []
