@@ -77,6 +77,7 @@ fi
 
 make_venv
 say "installing for $device: vLLM, DeepSpeed, torch and tools, some 2 GB when nothing is cached"
+say "this takes some minutes, and shows nothing until it is done"
 "$venv/bin/python" -m pip install -qq "uv==$uv_version"
 eval "$("$venv/bin/python" "$root/tools/uv_environment.py")"
 if ! install; then

@@ -110,7 +110,12 @@ def _usage() -> str:
     lines = ["usage: colocate COMMAND ...", ""]
     for name, command in _COMMANDS.items():
         lines.append(f"  {f'{name} {_TAKES[name]}':<22} {command.__doc__}")
-    return "\n".join([*lines, "", "`colocate train --help` shows the configuration's groups."])
+    lines += [
+        "",
+        "To begin with: colocate train +experiment=quickstart steps=15",
+        "`colocate train --help` shows the configuration's groups, docs/configuration.md its keys.",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

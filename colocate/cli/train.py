@@ -100,6 +100,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser: argparse.ArgumentParser = get_args_parser()
     parser.prog = "colocate train"
+    parser.usage = "%(prog)s [-m] [+experiment=NAME] [KEY=VALUE ...]; --hydra-help lists all flags"
     # Hydra's own parsing refuses a flag between two overrides.
     return parser.parse_intermixed_args(list(arguments))
 

@@ -70,13 +70,22 @@ class MemoryLedger:
 
     def engine_fits(self, sample: MemorySample | None) -> bool:
         """Whether what the engine's wake brings back fits into what is measured free."""
+        wanted = self.wanted_by_engine(sample)
+        return sample is None or wanted is None or wanted <= sample.free
+
+    def wanted_by_engine(self, sample: MemorySample | None) -> int | None:
+        """What its wake brings back beyond what it holds, and the margin."""
         before = self.woken or self.awake
         if sample is None or before is None:
-            return True
+            return None
         will_hold, holds = before.tenants.get(ENGINE), sample.tenants.get(ENGINE)
         if will_hold is None or holds is None:
-            return True
-        return max(0, will_hold - holds) + self.margin_bytes <= sample.free
+            return None
+        return max(0, will_hold - holds) + self.margin_bytes
+
+    def overdraft(self, sample: MemorySample | None) -> int:
+        """Bytes that are held beyond what there is; a budget can be overdrawn, a device cannot."""
+        return 0 if sample is None else max(0, sample.used - sample.total)
 
     def describe(self) -> str:
         """The ledger as one line for an error message."""

@@ -117,6 +117,8 @@ class Swapper:
         self.outcome = Outcome(status="stopped", signal=event.signal)
         if self.phase is Phase.ROLLOUT:
             return self._close(event.time_s)
+        if self.phase is Phase.STARTING:  # what it resumes from is on the disk already
+            return self._close(event.time_s, checkpoint=False)
         return [SetTimer(timer="grace", at_s=event.time_s + self._settings.grace_s)]
 
     def faulted(self, event: Faulted) -> list[Action]:
@@ -215,7 +217,7 @@ class Swapper:
                 f"the engine reports version {event.version} after version "
                 f"{self.trainer_version} was published"
             )
-        self.ledger.observe(event.memory, event.peak)
+        self.ledger.observe(event.peak, event.memory)
         if self.phase is Phase.CLOSING:
             self._leave(Cause.DONE, event.time_s)
             return []
@@ -251,6 +253,8 @@ class Swapper:
                 return self._close(time_s, checkpoint=False)
         if self.is_stopping:
             return self._close(time_s)
+        if self.phase is Phase.STARTING and self.ledger.overdraft(memory):
+            return self.fail(self._explain_overdraft(), time_s)
         resumes = self.phase is Phase.STARTING and self.trainer_version > 0
         return self._enter(Cause.RESUMED if resumes else Cause.DONE, time_s)
 
@@ -283,7 +287,7 @@ class Swapper:
             )
         self._leases.popleft()
         self.trainer_version = event.version
-        self.ledger.observe_training(event.memory, event.peak)
+        self.ledger.observe_training(event.peak, event.memory)
         if self.is_stopping:
             return actions + self._close(event.time_s)
         if self._leases:
@@ -387,9 +391,23 @@ class Swapper:
         waits_for = ""
         if self.phase is Phase.PARKING:
             waits_for = f" It waits for {self._requests.num_inflight} requests in flight."
+        elif self.phase is Phase.SLEEPING and not self._is_achieved(self.ledger.last):
+            waits_for = " It waits for the engine to hold less than when it was awake."
+        elif self.phase is Phase.TRAINER_OFFLOADING and not self._is_achieved(self.ledger.last):
+            wanted = self.ledger.wanted_by_engine(self.ledger.last) or 0
+            waits_for = (
+                f" It waits for {wanted >> 20} MiB free, so that the engine can wake: lower "
+                "inference.kv_cache_memory_bytes, or raise memory.budget_bytes if it is set."
+            )
         return (
             f"{self.phase} has not ended by its deadline.{waits_for} "
             f"Memory: {self.ledger.describe()}"
+        )
+
+    def _explain_overdraft(self) -> str:
+        return (
+            "engine and offloaded trainer together hold more than memory.budget_bytes: raise it, "
+            f"or lower inference.kv_cache_memory_bytes. Memory: {self.ledger.describe()}"
         )
 
     def _explain_idling(self) -> str:

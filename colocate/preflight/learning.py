@@ -31,24 +31,6 @@ def _period_goes_with_timed(policy: str, period_s: float | None) -> Iterator[Pro
             rule="is required by scheduler.policy=timed",
             remedy="give the seconds of rollout between swaps, as scheduler.period_s=60",
         )
-    elif policy != "timed" and period_s is not None:
-        yield Problem(
-            field="scheduler.period_s",
-            value=period_s,
-            rule=f"has no meaning for scheduler.policy={policy}",
-            remedy="set scheduler=timed, or scheduler.period_s=null",
-        )
-
-
-@rule("scheduler.policy", "scheduler.expiry_grace_s")
-def _drain_expires_nothing(policy: str, grace_s: float) -> Iterator[Problem]:
-    if policy == "drain" and grace_s > 0:
-        yield Problem(
-            field="scheduler.expiry_grace_s",
-            value=grace_s,
-            rule="has no meaning for scheduler.policy=drain, which leaves no partial to expire",
-            remedy="set scheduler.expiry_grace_s=0",
-        )
 
 
 @rule(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Literal, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +19,17 @@ from colocate.report.words import PHASE_WORDS, count, duration, size_of
 # Drawing takes some 10 ms of a core that the run itself could use.
 _REFRESHES_PER_S = 2
 _HEARTBEAT_S = 60.0
+
+
+class ForgivingConsole(Console):
+    """Falls silent where nobody reads its pipe any more (``| head``); rich's own exits instead."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # What standard output still buffers would break again at the interpreter's exit.
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, self.file.fileno())
+        os.close(devnull)
 
 
 class RunDisplay(Protocol):
@@ -43,7 +56,9 @@ class LiveDisplay:
         self._title = title
         self._timeline = DeviceTimeline()
         self._snapshot: RunSnapshot | None = None
-        self._spinner = Spinner("line", text="starting")
+        self._spinner = Spinner("line")
+        self._what = "starting"
+        self._begun_s = time.monotonic()
         self._live = Live(
             console=console,
             get_renderable=self._render,
@@ -52,7 +67,7 @@ class LiveDisplay:
         )
 
     def starting(self, what: str) -> None:
-        self._spinner.update(text=Text(what))
+        self._what = what
         self._start()
 
     def update(self, snapshot: RunSnapshot) -> None:
@@ -74,6 +89,8 @@ class LiveDisplay:
 
     def _render(self) -> RenderableType:
         if self._snapshot is None:
+            elapsed = duration(time.monotonic() - self._begun_s)
+            self._spinner.update(text=Text(f"{self._what}  {elapsed}"))
             return Group(Text(self._title, style="bold"), self._spinner)
         return RunPanel(self._snapshot, self._timeline, self._title)
 
@@ -137,7 +154,7 @@ def make_display(
         title: Names the run.
         console: Where to; standard output unless given.
     """
-    console = console or Console()
+    console = console or ForgivingConsole()
     if mode == "off":
         return NoDisplay()
     if mode == "auto":
@@ -165,5 +182,7 @@ def step_line(snapshot: RunSnapshot) -> str:
 
 
 def _time(snapshot: RunSnapshot) -> str:
-    left = "" if snapshot.eta_s is None else f", about {duration(snapshot.eta_s)} left"
-    return f"{duration(snapshot.elapsed_s)} elapsed{left}"
+    elapsed = f"{duration(snapshot.elapsed_s)} elapsed"
+    if snapshot.eta_s is None or snapshot.step >= snapshot.num_steps:
+        return elapsed
+    return f"{elapsed}, about {duration(snapshot.eta_s)} left"

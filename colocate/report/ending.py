@@ -11,22 +11,27 @@ from rich.table import Table
 from rich.text import Text
 
 from colocate.core.phases import SWAP, Phase
-from colocate.report.words import count, duration, share, size_of
+from colocate.report.records import read_metrics
+from colocate.report.words import count, counted, duration, share, size_of
 
 _HEADLINES = {
     "completed": ("Done", "bold green"),
-    "stopped": ("Stopped on request; a checkpoint is written", "bold yellow"),
+    "stopped": ("Stopped on request", "bold yellow"),
     "failed": ("Failed", "bold red"),
 }
 _FILES = {
     "summary.json": "everything in numbers",
     "metrics.jsonl": "each training step",
     "trace.json": "the timeline; open it at ui.perfetto.dev",
+    "events.jsonl": "the journal; `colocate replay` re-checks it",
     "plots": "pictures",
     "trajectories": "samples of what the agent did",
-    "checkpoints": "to resume from, or to export",
+    "model": "the model that was made here, before training",
+    "checkpoints": "to resume from, or to export: the README says how",
     "logs": "what vLLM and DeepSpeed said",
 }
+
+_LAST_STEPS = 10
 
 
 def render_ending(
@@ -45,21 +50,28 @@ def render_ending(
         after: One from the last.
     """
     headline, style = _HEADLINES[summary["status"]]
+    steps = counted(summary["steps"], "training step")
     parts: list[RenderableType] = [
         Text(),
-        Text(
-            f"{headline}: {summary['steps']:,} training steps in {duration(summary['wall_s'])}.",
-            style=style,
-        ),
+        Text(f"{headline}: {steps} in {duration(summary['wall_s'])}.", style=style),
     ]
     if summary["error"]:
         parts.append(Text(str(summary["error"]), style="red"))
-    table = _grid()
-    for label, value in _facts(summary):
-        table.add_row(label, Text(value))
-    parts += [Text(), table]
-    for title, transcript in (("Before training", before), ("After training", after)):
-        if transcript:
+    if summary["status"] == "stopped" and (run_dir / "checkpoints").exists():
+        # A line of its own, so that it can be copied.
+        parts += [
+            Text("It goes on from its checkpoint with the same command and"),
+            Text(f"  resume=auto hydra.run.dir={run_dir}"),
+        ]
+    if summary["trajectories"]["admitted"]:
+        table = _grid()
+        for label, value in _facts(summary, run_dir):
+            table.add_row(label, Text(value))
+        parts += [Text(), table]
+    resumed = summary["versions"]["trainer"] > summary["steps"]
+    first_title = "When it went on" if resumed else "Before training"
+    for title, transcript in ((first_title, before), ("After training", after)):
+        if transcript and (title == first_title or transcript != before):
             parts += [Text(), Text(title, style="bold"), Text(transcript)]
     parts += [Text(), Text("Results in ", style="bold").append(str(run_dir))]
     files = _grid()
@@ -77,18 +89,17 @@ def _grid() -> Table:
     return table
 
 
-def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    reward, trajectories, tokens = summary["reward"], summary["trajectories"], summary["tokens"]
-    if reward["first"] is not None:
-        best = f" (best {reward['best']:.3f})" if reward["best"] is not None else ""
-        yield "mean reward", f"from {reward['first']:.3f} to {reward['last']:.3f}{best}"
+def _facts(summary: Mapping[str, Any], run_dir: Path) -> Iterable[tuple[str, str]]:
+    tokens = summary["tokens"]
+    if summary["reward"]["first"] is not None:
+        yield "mean reward", _reward(summary, run_dir)
     yield "device", _device_shares(summary)
     yield "swaps", f"{summary['swaps']:,} between vLLM and DeepSpeed{_swap_time(summary)}"
-    yield "trajectories", _trajectories(trajectories)
+    yield "trajectories", _trajectories(summary["trajectories"])
+    carried = counted(summary["partials"]["carried"], "trajectory", "trajectories")
     yield (
         "carried over",
-        f"{count(summary['partials']['carried'])} trajectories crossed a swap unfinished, with "
-        f"{count(tokens['carried'])} tokens",
+        f"{carried} crossed a swap unfinished, with {counted(tokens['carried'], 'token')}",
     )
     yield "staleness", _staleness(summary["staleness"])
     yield (
@@ -101,12 +112,25 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         hidden = share(environment["hidden_s"], environment["busy_s"])
         yield (
             "environments",
-            f"{count(environment['steps'])} steps; {hidden} of their time passed behind swaps "
-            "and training",
+            f"{counted(environment['steps'], 'step')}; {hidden} of their time went by during "
+            "swaps and training",
         )
     memory = summary["memory"]
     if memory["awake"] is not None and memory["asleep"] is not None:
         yield "vLLM's memory", f"{size_of(memory['asleep'], memory['awake'])} kept while asleep"
+
+
+def _reward(summary: Mapping[str, Any], run_dir: Path) -> str:
+    """From the first step to the last, or to the last few together: one step alone is noisy."""
+    reward = summary["reward"]
+    path = run_dir / "metrics.jsonl"
+    means = [row["reward_mean"] for row in read_metrics(path)] if path.exists() else []
+    best = "" if reward["best"] is None else f"best {reward['best']:.3f}"
+    if summary["steps"] < 2 * _LAST_STEPS or len(means) < summary["steps"]:
+        return f"from {reward['first']:.3f} to {reward['last']:.3f}" + (best and f" ({best})")
+    last = sum(means[-_LAST_STEPS:]) / _LAST_STEPS
+    notes = f"mean of the last {_LAST_STEPS} steps" + (best and f"; {best}")
+    return f"from {reward['first']:.3f} to {last:.3f} ({notes})"
 
 
 def _device_shares(summary: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from colocate.report.words import (
     TENANT_WORDS,
     Owner,
     count,
+    counted,
     duration,
     owner_of,
     share,
@@ -121,8 +122,8 @@ def _style(owner: Owner) -> str:
 
 
 def _times(snapshot: RunSnapshot, glyphs: Glyphs) -> str:
-    parts = [f"{snapshot.num_swaps:,} swaps", f"{duration(snapshot.elapsed_s)} elapsed"]
-    if snapshot.eta_s is not None:
+    parts = [counted(snapshot.num_swaps, "swap"), f"{duration(snapshot.elapsed_s)} elapsed"]
+    if snapshot.eta_s is not None and snapshot.step < snapshot.num_steps:
         parts.append(f"about {duration(snapshot.eta_s)} left")
     return glyphs.separator.join(parts)
 

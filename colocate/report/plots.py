@@ -160,8 +160,13 @@ def _phases(
 
 
 def _strip_begin(phases: Sequence[_PhaseSpan], end_s: float) -> float:
-    """A minute from the middle of what lies between start-up and the end."""
+    """A minute from the middle of what lies between start-up and the end.
+
+    Of start-up itself where the run came no further.
+    """
     started_s = max((s + d for name, s, d in phases if name == Phase.STARTING), default=0.0)
+    if started_s >= end_s:
+        started_s = 0.0
     return max(started_s, (started_s + end_s - _STRIP_S) / 2)
 
 

@@ -67,6 +67,11 @@ def count(number: int) -> str:
     return f"{number / 1000**3:.1f}G"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: ``1 swap``, ``12.3k swaps``. The plural takes an s unless given."""
+    return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
+
+
 def size(num_bytes: int) -> str:
     """In MiB below one GiB, else in GiB."""
     value, unit = _scaled(num_bytes, num_bytes)

@@ -79,6 +79,11 @@ class RolloutRules:
     step_timeout_s: float
 
 
+_USER_FAULTS = (Exception, SystemExit, asyncio.CancelledError)
+"""What somebody else's code may raise at worst: ``sys.exit()`` would end the event loop, and a
+cancellation of its own making would end the trajectory's task without a word."""
+
+
 class EnvironmentFault(Exception):
     """A passing fault of an environment: the trajectory is filtered, its slot refilled."""
 
@@ -255,7 +260,9 @@ class Runner:
         try:
             async with asyncio.timeout(limit_s) as deadline:
                 return await work
-        except Exception as error:
+        except _USER_FAULTS as error:
+            if _ends_the_task(error):
+                raise
             if deadline.expired():
                 raise EnvironmentFault(
                     f"{what} did not answer within environment.step_timeout_s = {limit_s} s"
@@ -272,7 +279,7 @@ class Runner:
     def _make_environment(self) -> Environment:
         try:
             return self._desk.make_environment()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvironmentFault(f"making it raised {type(error).__name__}: {error}") from error
 
     def _observe(self, speaker: Speaker, text: str) -> bool:
@@ -328,7 +335,9 @@ class Runner:
             async with asyncio.timeout(limit_s) as deadline:
                 reward = self._desk.reward(episode)
                 value = float(await reward if inspect.isawaitable(reward) else reward)
-        except Exception as error:
+        except _USER_FAULTS as error:
+            if _ends_the_task(error):
+                raise
             if deadline.expired():
                 raise RewardFault(
                     f"the reward did not answer within environment.step_timeout_s = {limit_s} s"
@@ -362,6 +371,13 @@ class Runner:
             logger.warning(
                 "trajectory %s: closing its environment broke", self._trajectory, exc_info=True
             )
+
+
+def _ends_the_task(error: BaseException) -> bool:
+    """Whether it is a cancellation that was asked for, and not one that user code came up with."""
+    task = asyncio.current_task()
+    assert task is not None
+    return isinstance(error, asyncio.CancelledError) and task.cancelling() > 0
 
 
 def _cut_spans(spans: Sequence[Span], num_tokens: int) -> tuple[Span, ...]:

@@ -90,8 +90,10 @@ def living_processes(mark: Mark, spare: Collection[int]) -> list[psutil.Process]
 def sweep(mark: Mark, *, spare: Collection[int], patience_s: float) -> SweepReport:
     """Ends every process with the mark: asks (SIGTERM), and two seconds later insists (SIGKILL).
 
-    Repeats until none is left, since a process may start others while it ends. Takes at most
-    8 s after the patience. Blocks.
+    Repeats until none is left, since a process may start others while it ends. Trackers of
+    ``multiprocessing`` come last: one ends by itself when the processes that it serves are gone,
+    and unlinks the semaphores that they left in ``/dev/shm``. Takes at most 8 s after the
+    patience. Blocks.
 
     Args:
         mark: Of the run.
@@ -107,7 +109,7 @@ def sweep(mark: Mark, *, spare: Collection[int], patience_s: float) -> SweepRepo
         if now_s - started_s > patience_s + _DEADLINE_S:
             break
         if now_s - started_s >= patience_s:
-            for process in living:
+            for process in [p for p in living if not _is_tracker(p)] or living:
                 if process not in asked_s:
                     described[process] = _describe(process)
                     asked_s[process] = now_s
@@ -127,12 +129,16 @@ def own_helpers() -> set[int]:
     """
     helpers = {os.getpid()}
     for child in psutil.Process().children():
-        try:
-            if any("multiprocessing.resource_tracker" in part for part in child.cmdline()):
-                helpers.add(child.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+        if _is_tracker(child):
+            helpers.add(child.pid)
     return helpers
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 def _describe(process: psutil.Process) -> ProcessInfo:

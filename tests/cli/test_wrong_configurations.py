@@ -58,11 +58,6 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
         [QUICKSTART, "scheduler.policy=timed"],
         ["scheduler.period_s", "required by scheduler.policy=timed"],
     ),
-    "a period without timed": ([QUICKSTART, "scheduler.period_s=5"], ["scheduler.period_s = 5"]),
-    "drain with grace": (
-        [QUICKSTART, "scheduler=drain", "scheduler.expiry_grace_s=1"],
-        ["scheduler.expiry_grace_s = 1"],
-    ),
     "two models": ([QUICKSTART, "model.path=gpt2"], ["model.path", "exactly one", "both are"]),
     "no model": ([QUICKSTART, "model.embedded=null"], ["model.path", "neither is"]),
     "model folder without config": (

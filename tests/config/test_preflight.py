@@ -155,3 +155,16 @@ def test_the_same_problem_of_several_jobs_is_told_once_with_their_names() -> Non
 
     assert [problem.jobs for problem in merged] == [("job 0", "job 2"), ("job 1",)]
     assert merge([problems[0], problems[2]], num_jobs=2)[0].jobs == ()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"scheduler.policy": "drain", "scheduler.expiry_grace_s": 3.0},
+        {"scheduler.policy": "interval", "scheduler.period_s": 3.0},
+    ],
+)
+def test_what_one_policy_does_not_read_is_no_obstacle_to_a_sweep_over_policies(
+    values: Mapping[str, Any],
+) -> None:
+    assert fields_of(values) == set()

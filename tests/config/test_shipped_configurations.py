@@ -163,3 +163,11 @@ def test_a_wheel_carries_the_tree_and_works_in_an_empty_folder(tmp_path: Path) -
     assert yaml.safe_load(done.stdout)["algorithm"]["group_size"] == 32
     assert str(installed / "colocate" / "conf") in searched.stdout
     assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize(("ranks", "budget_mib"), [(1, 1792), (2, 2122)])
+def test_the_quickstarts_budget_grows_with_what_cannot_leave_the_device(
+    ranks: int, budget_mib: int
+) -> None:
+    (job,) = plan_jobs(parse(["+experiment=quickstart", f"trainer.num_ranks={ranks}"])).jobs
+    assert validate(job.tree).memory.budget_bytes == budget_mib * 2**20

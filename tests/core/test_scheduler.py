@@ -135,6 +135,38 @@ def test_memory_that_does_not_fall_holds_the_swap_and_then_ends_the_run_with_the
     assert "engine awake" in str(outcome.error)
 
 
+def test_a_run_that_overdraws_its_budget_once_started_ends_with_what_to_change() -> None:
+    scheduler = World(small()).scheduler
+    held = {"engine": 90 << 20, "trainer": 30 << 20}
+    overdrawn = MemorySample(used=120 << 20, total=100 << 20, tenants=held)
+    scheduler.handle(ev.PhaseEnded(time_s=1.0, phase=Phase.STARTING, memory=overdrawn))
+    outcome = scheduler.swapper.outcome
+    assert outcome is not None
+    assert outcome.status == "failed"
+    assert "raise it, or lower inference.kv_cache_memory_bytes" in str(outcome.error)
+    assert "now: 120 of 100 MiB (engine 90 MiB, trainer 30 MiB)" in str(outcome.error)
+
+
+def test_an_engine_that_cannot_wake_beside_the_trainer_ends_the_run_with_what_it_needs() -> None:
+    world = in_rollout(small(margin_bytes=2 << 20))
+    until(world, Phase.PARKING)
+    awake = MemorySample(used=60 << 20, total=100 << 20, tenants={"engine": 60 << 20})
+    world._operation = None
+    world.take(ev.PhaseEnded(time_s=world._tick(), phase=Phase.PARKING, memory=awake))
+    until(world, Phase.TRAINER_OFFLOADING)
+    full = MemorySample(used=90 << 20, total=100 << 20, tenants={"engine": 10 << 20})
+    world._operation = None
+    actions = world.take(
+        ev.PhaseEnded(time_s=world._tick(), phase=Phase.TRAINER_OFFLOADING, memory=full)
+    )
+    assert [type(a) for a in actions] == [act.SampleMemory]
+    world.take(ev.TimerFired(time_s=999.0, timer=world.scheduler.swapper._deadline_name))
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert "It waits for 52 MiB free" in str(outcome.error)
+    assert "memory.budget_bytes" in str(outcome.error)
+
+
 def test_memory_that_falls_late_lets_the_swap_go_on() -> None:
     world = in_rollout(small())
     until(world, Phase.SLEEPING)
@@ -404,14 +436,15 @@ def test_a_signal_while_parking_closes_before_anything_is_trained(sleep: int) ->
     assert world.scheduler.summary()["steps"] == 1
 
 
-def test_a_signal_while_a_resumed_run_starts_closes_it_without_publishing() -> None:
+def test_a_signal_while_a_run_starts_closes_it_at_once() -> None:
     settings = small(steps=4)
     resumed = Scheduler(settings)
     resumed.handle(ev.RunStarted(time_s=0.0, settings=settings, version=Version(2)))
-    resumed.handle(ev.StopRequested(time_s=0.5, signal=15))
-    actions = resumed.handle(ev.PhaseEnded(time_s=1.0, phase=Phase.STARTING))
-    assert not any(isinstance(a, act.Publish) for a in actions)
+    actions = resumed.handle(ev.StopRequested(time_s=0.5, signal=15))
     assert resumed.phase is Phase.CLOSING
+    [closing] = [a for a in actions if isinstance(a, act.CloseRun)]
+    assert closing.checkpoint is None
+    assert resumed.handle(ev.PhaseEnded(time_s=1.0, phase=Phase.STARTING)) == []
 
 
 def test_a_resume_beyond_the_last_step_is_done_once_its_weights_are_published() -> None:

@@ -23,15 +23,20 @@ pytestmark = pytest.mark.engine
 DRIVER = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
-from colocate.adapters.vllm.engine import VllmInference
+from colocate.adapters.vllm.engine import VllmInference, fails_with_the_engine
 from colocate.config import InferenceConfig
 from vllm_support import make_request
 
 def report(**facts):
     print(json.dumps(facts), flush=True)
 
+class Questioned(VllmInference):
+    @fails_with_the_engine
+    async def never_answered(self):
+        await asyncio.Event().wait()
+
 async def main():
-    engine = VllmInference(
+    engine = Questioned(
         Path(sys.argv[1]),
         InferenceConfig(kv_cache_memory_bytes=2**24, max_model_len=512, max_num_seqs=8),
         dtype="float32", device="cpu", seed=0, log_file=Path(sys.argv[2]), run_id="processes",
@@ -42,15 +47,17 @@ async def main():
     ids = list(engine.process_ids())
     request = make_request("long", [1, 2, 3], max_new_tokens=500)
     pending = asyncio.create_task(engine.generate(request))
+    unanswered = asyncio.create_task(engine.never_answered())
     await engine.generate(make_request("short", [1, 2, 3], max_new_tokens=2))
     report(ids=ids, same_environment=dict(os.environ) == environment)
     os.kill(ids[-1], signal.SIGKILL)
     failures = []
-    for attempt in (pending, engine.generate(make_request("later", [1]))):
+    for attempt in (pending, unanswered, engine.generate(make_request("later", [1])),
+                    engine.residency()):
         try:
             await attempt
         except Exception as error:
-            failures.append(type(error).__name__)
+            failures.append(f"{type(error).__name__}: {error}")
     await engine.close()
     await engine.close()
     report(failures=failures, ids=list(engine.process_ids()))
@@ -94,7 +101,12 @@ def test_an_engine_dies_loudly_starts_again_and_does_not_outlive_its_driver(driv
     assert started["ids"]
     assert started["same_environment"]
     died = json.loads(driver.stdout.readline())
-    assert died == {"failures": ["EngineDeadError", "EngineDeadError"], "ids": []}
+    assert died["ids"] == []
+    assert len(died["failures"]) == 4
+    for failure in died["failures"]:
+        assert failure.startswith("EngineDiedError: vLLM's engine died: process ")
+        assert "killed by SIGKILL" in failure
+        assert str(tmp_path / "engine.log") in failure
     assert not any_alive(started["ids"])
     again = json.loads(driver.stdout.readline())
     assert again["num_tokens"] == 8

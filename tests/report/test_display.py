@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -202,6 +204,36 @@ def test_plain_lines_come_once_a_step_and_once_a_minute_between(
 def test_a_dumb_terminal_gets_plain_lines() -> None:
     dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
     assert isinstance(make_display("auto", title="run", console=dumb), PlainDisplay)
+
+
+def test_a_reader_that_goes_away_silences_the_display_and_stops_nothing() -> None:
+    script = """
+import sys
+from colocate.report.display import make_display
+display = make_display(sys.argv[1], title="colocate")
+display.starting("first")
+sys.stdin.readline()
+for number in range(1000):
+    display.starting(f"then {number}")
+display.finished("the end")
+display.close()
+print("what others print is lost too")
+"""
+    for mode in ("plain", "live"):
+        run = subprocess.Popen(
+            [sys.executable, "-c", script, mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert run.stdout is not None
+        if mode == "plain":
+            assert run.stdout.readline() == "colocate: first\n"
+        run.stdout.close()
+        run.stdout = None
+        _, err = run.communicate("\n", timeout=60)
+        assert (run.returncode, err) == (0, "")
 
 
 def test_off_shows_nothing(make_snapshot: MakeSnapshot) -> None:

@@ -26,7 +26,7 @@ def test_a_completed_run_is_told_in_words(summary: dict[str, Any], run_dir: Path
         "420 begun: 384 trained, 5 expired, 31 resident",
         "44 trajectories crossed a swap unfinished, with 321 tokens",
         "90% of the trained tokens were fresh; the oldest lagged by 1 (bound 2)",
-        "25% of their time passed behind swaps and training",
+        "25% of their time went by during swaps and training",
         "270 of 600 MiB kept while asleep",
         str(run_dir),
         "metrics.jsonl",
@@ -47,6 +47,36 @@ def test_a_failure_comes_with_its_cause(summary: dict[str, Any], run_dir: Path) 
     assert "rank 1 ended [status 9]" in text
 
 
+def test_a_stopped_run_promises_a_checkpoint_only_where_there_is_one(
+    summary: dict[str, Any], run_dir: Path
+) -> None:
+    stopped = {**summary, "status": "stopped"}
+    assert "checkpoint" not in shown(stopped, run_dir)
+    (run_dir / "checkpoints").mkdir()
+    assert f"  resume=auto hydra.run.dir={run_dir}" in shown(stopped, run_dir, width=300)
+
+
+def test_a_long_run_is_measured_by_its_last_steps_together(
+    summary: dict[str, Any], run_dir: Path
+) -> None:
+    with (run_dir / "metrics.jsonl").open("w") as metrics:
+        metrics.writelines(
+            f'{{"step": {step}, "reward_mean": {0.4 if step < 20 else 0.9}}}\n'
+            for step in range(1, 21)
+        )
+    text = shown({**summary, "steps": 20}, run_dir)
+    assert "from 0.070 to 0.450 (mean of the last 10 steps; best 0.610)" in text
+
+
+def test_a_transcript_is_shown_once_and_a_resumed_run_did_not_begin_untrained(
+    summary: dict[str, Any], run_dir: Path
+) -> None:
+    text = shown({**summary, "steps": 1}, run_dir, before="agent  9", after="agent  9")
+    assert "Done: 1 training step in" in text
+    assert "When it went on" in text
+    assert "After training" not in text
+
+
 def test_a_run_that_trained_nothing_has_an_ending_too(
     summary: dict[str, Any], run_dir: Path
 ) -> None:
@@ -64,9 +94,14 @@ def test_a_run_that_trained_nothing_has_an_ending_too(
         "memory": dict.fromkeys(summary["memory"]),
     }
     text = shown(bare, run_dir)
+    assert "no memory" in text
+    assert str(run_dir) in text
+    assert "begun" not in text
+    begun = {**bare, "trajectories": {**bare["trajectories"], "admitted": 3}}
+    text = shown(begun, run_dir)
     assert "mean reward" not in text
     assert "nothing trained (bound 1)" in text
-    assert "0 begun: none ended" in text
+    assert "3 begun: none ended" in text
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -74,6 +74,27 @@ def test_an_environment_that_cannot_be_made_is_a_fault_and_not_a_crash(tmp_path:
     assert "no sandbox for you" in str(outcome.error)
 
 
+@pytest.mark.parametrize("raised", [SystemExit(3), asyncio.CancelledError(), OSError("no\nline")])
+@pytest.mark.parametrize("method", ["__init__", "reset", "step"])
+def test_whatever_an_environment_raises_is_a_fault_of_its_trajectory_only(
+    tmp_path: Path, method: str, raised: BaseException
+) -> None:
+    def break_down(self: SimEnvironment, *_: object) -> None:
+        raise raised
+
+    async def break_down_later(self: SimEnvironment, *_: object) -> None:
+        raise raised
+
+    if method == "__init__" and isinstance(raised, asyncio.CancelledError):
+        pytest.skip("nothing is awaited there")
+    broken = break_down if method == "__init__" else break_down_later
+    _, outcome = outcome_with(tmp_path, **{method: broken})
+    assert outcome.status == "failed"
+    assert "lost to faults" in str(outcome.error)
+    assert type(raised).__name__ in str(outcome.error)
+    assert replay(tmp_path).violations == []
+
+
 def test_an_environment_that_never_closes_does_not_hold_up_the_end(tmp_path: Path) -> None:
     async def stuck(self: SimEnvironment) -> None:
         await asyncio.Event().wait()

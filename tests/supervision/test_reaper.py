@@ -28,6 +28,49 @@ def test_nothing_of_a_run_outlives_its_driver(driver: Driver, number: signal.Sig
     assert not driver.socket_dir.exists()
 
 
+# argv: run id, folder of sockets. A child that is slow to end uses the driver's semaphore.
+SHARING_DRIVER = """
+import multiprocessing, signal, sys, time
+from pathlib import Path
+from colocate.supervision.guard import RunGuard
+
+def linger(semaphore):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("lingering", flush=True)
+    while True:
+        time.sleep(60)
+
+if __name__ == "__main__":
+    with RunGuard(sys.argv[1], f"colocate-{sys.argv[1]}-", Path(sys.argv[2])):
+        context = multiprocessing.get_context("spawn")
+        semaphore = context.Semaphore()
+        print(semaphore._semlock.name, flush=True)
+        context.Process(target=linger, args=(semaphore,)).start()
+        while True:
+            time.sleep(60)
+"""
+
+
+def test_semaphores_that_a_killed_driver_shared_are_unlinked(run_id: str, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(SHARING_DRIVER)
+    driver = subprocess.Popen(
+        [sys.executable, str(script), run_id, str(tmp_path / f"sockets-{run_id}")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    semaphore = Path(f"/dev/shm/sem.{driver.stdout.readline().strip().lstrip('/')}")
+    assert driver.stdout.readline() == "lingering\n"
+    assert semaphore.exists()
+    descendants = psutil.Process(driver.pid).children(recursive=True)
+    driver.kill()
+    driver.communicate()
+    _, alive = psutil.wait_procs(descendants, timeout=10)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert not semaphore.exists()
+
+
 def test_the_reaper_survives_what_ends_a_driver(driver: Driver) -> None:
     reaper = driver.reaper()
     assert os.getsid(reaper.pid) == reaper.pid

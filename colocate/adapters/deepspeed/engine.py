@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed
 import torch
+import transformers.utils.logging
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -70,6 +71,8 @@ def load_scorer(
     Without dropout the same weights give the same probabilities twice, on which the ratio of
     current to proximal policy rests.
     """
+    # A bar's frames would stand in the log where a rank's last words are looked for.
+    transformers.utils.logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from colocate.adapters.deepspeed import wire
 from colocate.adapters.deepspeed.rank import DRIVER_PID_VARIABLE
+from colocate.adapters.exit_status import describe_status
 
 RUN_ID_VARIABLE = "COLOCATE_RUN_ID"
 LOG_TAIL_LINES = 12
@@ -83,16 +83,6 @@ class Rank:
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-
-
-def describe_status(status: int) -> str:
-    """``exit status 1``, or ``killed by SIGKILL``."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 def tail(log: Path) -> str:

@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from colocate.adapters.vllm.platform import Device, engine_platform
 from colocate.adapters.vllm.processes import (
     abandon,
     core_and_descendants,
+    death_of,
     make_engine,
     shut_down,
 )
@@ -40,6 +42,46 @@ if TYPE_CHECKING:
 
 _ABORT_DEADLINE_S = 60.0
 """For results that the engine has already sent; passing it means that one was lost."""
+
+_DEATH_CHECK_S = 0.5
+"""Between two looks at whether the engine that owes an answer still lives."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def fails_with_the_engine(
+    method: Callable[Concatenate[VllmInference, P], Awaitable[T]],
+) -> Callable[Concatenate[VllmInference, P], Coroutine[Any, Any, T]]:
+    """A call to an engine that dies meanwhile, or is dead, ends with ``EngineDiedError``.
+
+    vLLM leaves a call of its core unanswered where the core dies under it, and its own error on a
+    dead engine points to a stack trace that nobody sees.
+    """
+
+    @functools.wraps(method)
+    async def call(self: VllmInference, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        engine = self._engine
+        if engine is None:
+            return await method(self, *args, **kwargs)
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        answer = asyncio.ensure_future(method(self, *args, **kwargs))
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=_DEATH_CHECK_S)
+                if engine.errored and not answer.done():
+                    raise death_of(engine, self._log_file, self._log_start)
+            return answer.result()
+        except EngineDeadError as error:
+            raise death_of(engine, self._log_file, self._log_start) from error
+        finally:
+            if not answer.done():
+                answer.cancel()
+                await asyncio.wait({answer})
+
+    return call
 
 
 class VllmInference:
@@ -77,6 +119,7 @@ class VllmInference:
         self._platform = engine_platform(device, config, threads)
         self._engine: AsyncLLM | None = None
         self._resources = ExitStack()
+        self._log_start = 0
         self._parked = False
         self._asleep: set[WakeTag] = set()
         self._unusable: str | None = None
@@ -94,7 +137,7 @@ class VllmInference:
             raise RuntimeError("start: the engine is running already")
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file.touch()
-        log_start = self._log_file.stat().st_size
+        self._log_start = self._log_file.stat().st_size
         self._resources.enter_context(vllm_logging_to(self._log_file))
         # The kernel ties the engine's life to the *thread* that starts it, so that thread stays.
         starter = self._resources.enter_context(ThreadPoolExecutor(1, "engine-starter"))
@@ -109,7 +152,9 @@ class VllmInference:
             await self._set_version(Version(0))
             await self._warm_up()
         except Exception as error:
-            cause = first_error(self._log_file, log_start) or f"{type(error).__name__}: {error}"
+            cause = (
+                first_error(self._log_file, self._log_start) or f"{type(error).__name__}: {error}"
+            )
             await self.close()
             raise RuntimeError(
                 f"the engine did not start: {cause}; see {self._log_file}"
@@ -125,8 +170,10 @@ class VllmInference:
             ValueError: for a prompt without a token, or without room for one more.
             RuntimeError: where the weights are not those of any version, and for a result that
                 cannot be vouched for.
-            vllm.v1.engine.exceptions.EngineDeadError: where the engine has died.
+            EngineDiedError: where the engine has died; so does every method below.
         """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         from colocate.adapters.vllm.sampling import generation, sampling_params
 
         engine = self._running()
@@ -161,8 +208,11 @@ class VllmInference:
             except asyncio.CancelledError:
                 await engine.abort(request.request_id)
                 raise
+            except EngineDeadError as error:
+                raise death_of(engine, self._log_file, self._log_start) from error
             return generation(request.request_id, output)
 
+    @fails_with_the_engine
     async def park(self) -> None:
         """Aborts all requests in flight and returns when each has its partial result.
 
@@ -183,6 +233,7 @@ class VllmInference:
             if lost:
                 raise RuntimeError(f"park: {len(lost)} requests have no result after their abort")
 
+    @fails_with_the_engine
     async def resume(self) -> None:
         """Opens the door again after a park without sleep.
 
@@ -197,6 +248,7 @@ class VllmInference:
             raise RuntimeError("resume: the engine reports that it is still paused")
         self._parked = False
 
+    @fails_with_the_engine
     async def sleep(self, level: Literal[1, 2]) -> None:
         """Drops the KV cache, and at level 2 the weights. Only while parked.
 
@@ -219,6 +271,7 @@ class VllmInference:
         if held["kv_cache"] > 0 or (level == 2 and held["weights"] > 0):
             raise RuntimeError(f"sleep: the workers still hold bytes after level {level}: {held}")
 
+    @fails_with_the_engine
     async def wake(self, tag: WakeTag) -> None:
         """Takes one kind of memory back; ``kv_cache``, always the last, opens the door.
 
@@ -242,11 +295,13 @@ class VllmInference:
             await self._reset_caches()
             await self.resume()
 
+    @fails_with_the_engine
     async def residency(self) -> dict[str, int]:
         """Bytes that the workers hold together, by wake tag."""
         reports = await self._running().collective_rpc("residency")
         return {tag: sum(report[tag] for report in reports) for tag in ("weights", "kv_cache")}
 
+    @fails_with_the_engine
     async def expected_weight_names(self) -> list[str]:
         """Names of the tensors that make one complete weight update, sorted."""
         reports = await self._running().collective_rpc("expected_weight_names")
@@ -255,6 +310,7 @@ class VllmInference:
         names: list[str] = reports[0]
         return names
 
+    @fails_with_the_engine
     async def begin_weight_update(self) -> None:
         """Starts an update: from here until it is finished the engine refuses to generate.
 
@@ -269,6 +325,7 @@ class VllmInference:
         self._unusable = "a weight update was begun and not finished"
         await self._running().start_weight_update()
 
+    @fails_with_the_engine
     async def load_bucket(self, bucket: WeightBucket) -> None:
         """Has every worker check and load one bucket; on return its buffer may be reused.
 
@@ -283,6 +340,7 @@ class VllmInference:
         }
         await self._running().update_weights(WeightTransferUpdateRequest(update_info=update))
 
+    @fails_with_the_engine
     async def finish_weight_update(self, version: Version) -> None:
         """Ends an update: the weights are ``version``'s, and no cache remembers others.
 
@@ -341,6 +399,7 @@ class VllmInference:
         await asyncio.gather(*(self.generate(request) for request in requests))
         await self._reset_caches()
 
+    @fails_with_the_engine
     async def _set_version(self, version: Version) -> None:
         engine = self._running()
         await engine.update_weight_version(str(version))
@@ -348,6 +407,7 @@ class VllmInference:
         if taken != str(version):
             raise RuntimeError(f"version: the engine reports {taken!r}, set was {str(version)!r}")
 
+    @fails_with_the_engine
     async def _reset_caches(self) -> None:
         engine = self._running()
         if not await engine.reset_prefix_cache(reset_connector=True):

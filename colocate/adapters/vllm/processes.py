@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from colocate.adapters.exit_status import describe_status
 from colocate.adapters.vllm.platform import EnginePlatform
 from colocate.adapters.vllm.plugin import TRANSFER_BACKEND
-from colocate.adapters.vllm.spawn import engine_spawning
+from colocate.adapters.vllm.spawn import engine_spawning, first_error
 from colocate.config import InferenceConfig
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 EXIT_GRACE_S = 10.0
 """From the order to shut down until processes are killed."""
+
+
+class EngineDiedError(RuntimeError):
+    """The engine's core ended without having been told to. Names how, and its log."""
 
 
 def make_engine(
@@ -88,6 +93,26 @@ def core_and_descendants(engine: AsyncLLM) -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return [process for process in found if _is_alive(process)]
+
+
+def death_of(engine: AsyncLLM, log_file: Path, log_start: int) -> EngineDiedError:
+    """What is to be said of an engine that vLLM calls dead.
+
+    Args:
+        log_file: Of the engine.
+        log_start: The byte from which on its log tells of its life.
+    """
+    ends = [
+        f"process {process.pid} {describe_status(process.exitcode)}"
+        for process in engine.engine_core.resources.engine_manager.processes
+        if process.exitcode is not None
+    ]
+    cause = first_error(log_file, log_start)
+    if cause is not None and not cause.startswith("EngineDeadError"):
+        ends.append(cause)
+    return EngineDiedError(
+        f"vLLM's engine died: {'; '.join(ends) or 'no cause known'}; see {log_file}"
+    )
 
 
 def _is_alive(process: psutil.Process) -> bool:
