@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -34,6 +35,27 @@ def _model_folder_is_complete(path: str | None) -> Iterator[Problem]:
             rule="must be a folder that exists, or the name of a model on the hub",
             remedy="check the path, or choose model=embedded for a model that is made here",
         )
+
+
+@rule("model.path", "inference.max_model_len")
+def _context_is_one_that_the_model_knows(path: str | None, max_model_len: int) -> Iterator[Problem]:
+    longest = None if path is None else _longest_context(Path(path).expanduser() / "config.json")
+    if longest is not None and max_model_len > longest:
+        yield Problem(
+            field="inference.max_model_len",
+            value=max_model_len,
+            rule=f"must be at most {longest}, the model's max_position_embeddings",
+            remedy=f"set inference.max_model_len={longest} or less",
+        )
+
+
+def _longest_context(config: Path) -> int | None:
+    """Of a model's own settings; None where there are none yet, or they say nothing of it."""
+    try:
+        longest = json.loads(config.read_text())["max_position_embeddings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # a hub name, or a model whose loading will say what is wrong with it
+    return longest if isinstance(longest, int) else None
 
 
 @rule("environment.latency.kind", "environment.latency.trace")

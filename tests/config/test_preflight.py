@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,3 +169,19 @@ def test_what_one_policy_does_not_read_is_no_obstacle_to_a_sweep_over_policies(
     values: Mapping[str, Any],
 ) -> None:
     assert fields_of(values) == set()
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ('{"max_position_embeddings": 32}', {"inference.max_model_len"}),
+        ('{"max_position_embeddings": 64}', set()),
+        ('{"max_position_embeddings": null}', set()),
+        ("{}", set()),
+    ],
+)
+def test_a_context_longer_than_the_model_knows_is_refused_before_anything_starts(
+    tmp_path: Path, config: str, found: set[str]
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert fields_of({"model": {"path": str(tmp_path)}}) == found
