@@ -94,7 +94,8 @@ class HuggingFaceTokenizer:
         self.inner = AutoTokenizer.from_pretrained(model)
 
     def encode(self, text: str) -> list[int]:
-        tokens: list[int] = self.inner.encode(text, add_special_tokens=False)
+        # What is too long for the model is the rollout's business, not a warning's.
+        tokens: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
         return tokens
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -154,8 +154,8 @@ class Runner:
         opening = await self._within_deadline(
             environment.reset(self._prompt, self._seed("environment")), "reset"
         )
-        if not isinstance(opening, str):
-            raise EnvironmentFault(f"reset returned {type(opening).__name__}, not a text")
+        _check_text(opening, "reset")
+        _check_text(self._prompt.text, "the prompt source")
         if not self._observe("prompt", self._prompt.text + opening):
             raise EnvironmentFault(
                 "a prompt leaves no room for a turn within inference.max_model_len = "
@@ -271,10 +271,13 @@ class Runner:
             raise EnvironmentFault(f"{what} raised {type(error).__name__}: {error}") from error
 
     def _check_outcome(self, outcome: StepOutcome) -> None:
-        if not isinstance(outcome, StepOutcome) or not isinstance(outcome.observation, str):
+        if not isinstance(outcome, StepOutcome):
             raise EnvironmentFault(f"step returned {type(outcome).__name__}, not a StepOutcome")
+        _check_text(outcome.observation, "step")
         if not isinstance(outcome.reward, (int, float)) or not math.isfinite(outcome.reward):
-            raise EnvironmentFault(f"step returned the reward {outcome.reward!r}")
+            raise EnvironmentFault(
+                f"step returned the reward {outcome.reward!r}, not a finite int or float"
+            )
 
     def _make_environment(self) -> Environment:
         try:
@@ -371,6 +374,18 @@ class Runner:
             logger.warning(
                 "trajectory %s: closing its environment broke", self._trajectory, exc_info=True
             )
+
+
+def _check_text(text: object, source: str) -> None:
+    if not isinstance(text, str):
+        raise EnvironmentFault(f"{source} returned {type(text).__name__}, not a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # Neither a tokenizer nor a file takes lone surrogates.
+        raise EnvironmentFault(
+            f"{source} returned a text that is no Unicode: {error}; decode with errors='replace'"
+        ) from error
 
 
 def _ends_the_task(error: BaseException) -> bool:

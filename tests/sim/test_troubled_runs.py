@@ -52,7 +52,13 @@ def test_prompts_that_leave_no_room_end_the_run_with_the_field_to_change(tmp_pat
 
 @pytest.mark.parametrize(
     "answer",
-    [None, "low", StepOutcome(observation="", reward=float("nan")), StepOutcome(observation=b"")],  # type: ignore[arg-type]
+    [
+        None,
+        "low",
+        StepOutcome(observation="", reward=float("nan")),
+        StepOutcome(observation=b""),  # type: ignore[arg-type]
+        StepOutcome(observation="\ud800", done=True),
+    ],
 )
 def test_an_answer_that_is_none_is_a_fault_of_the_environment(tmp_path: Path, answer: Any) -> None:
     async def garbage(self: SimEnvironment, action: str) -> Any:
