@@ -115,7 +115,7 @@ def _run_locked(
 
     try:
         with guard:
-            started = _Run(config, run_dir, display, checkpoint, origin)
+            started = _Run(config, run_dir, run_id, display, checkpoint, origin)
             return asyncio.run(started.carry_out(prepare))
     finally:
         display.close()
@@ -130,12 +130,14 @@ class _Run:
         self,
         config: RunConfig,
         run_dir: Path,
+        run_id: str,
         display: RunDisplay,
         checkpoint: Path | None,
         origin: tuple[Version, PromptCursor],
     ) -> None:
         self._config = config
         self._run_dir = run_dir
+        self._run_id = run_id
         self._display = display
         self._checkpoint = checkpoint
         self._origin = origin
@@ -187,6 +189,7 @@ class _Run:
             "schema": SUMMARY_SCHEMA,
             "status": outcome.status,
             "error": outcome.error,
+            "run_id": self._run_id,
             "wall_s": round(time.monotonic() - began_s, 3),
             **summary,
         }
