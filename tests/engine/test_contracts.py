@@ -47,11 +47,12 @@ async def deepspeed(
 
 class TestVllmInference(InferenceContract):
     @pytest_asyncio.fixture(loop_scope="session")
-    async def engine(self, tied_engine, tied_models, tmp_path: Path, request) -> EngineUnderTest:
+    async def engine(self, engine, tied_models, tmp_path: Path, request) -> EngineUnderTest:
+        # The outer fixture gives other tests their weights back afterwards.
         exporter = FolderExporter(tied_models.second, tmp_path)
         return EngineUnderTest(
-            inference=tied_engine,
-            publish=StreamedTransfer(exporter, tied_engine).publish,
+            inference=engine,
+            publish=StreamedTransfer(exporter, engine).publish,
             stop_token=NEWLINE,
             long_request_tokens=450,
             name=request.node.name,
