@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from colocate.adapters.checksum import tensor_checksum
+from colocate.adapters.cuda_ipc import HANDLE_FIELDS
 from colocate.adapters.deepspeed.engine import TrainingEngine
 from colocate.adapters.deepspeed.shared_memory import FOLDER, file_prefix
 from colocate.adapters.deepspeed.wire import Entry, Packed
@@ -163,16 +164,6 @@ class CudaIpcBuffers:
     ``torch.UntypedStorage._new_shared_cuda`` takes after the device's index.
     """
 
-    FIELDS = (
-        "handle",
-        "size_bytes",
-        "offset_bytes",
-        "ref_counter_handle",
-        "ref_counter_offset",
-        "event_handle",
-        "event_sync_required",
-    )
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer: Tensor | None = None
@@ -186,7 +177,7 @@ class CudaIpcBuffers:
         torch.cuda.synchronize(self._device)
         _, *values = self._buffer.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
         uuid = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
-        fields = dict(zip(self.FIELDS, values, strict=True))
+        fields = dict(zip(HANDLE_FIELDS, values, strict=True))
         return {"kind": "cuda_ipc", "devices": {uuid: fields}}
 
     def release(self) -> None:

@@ -8,16 +8,7 @@ from typing import Any
 
 import torch
 
-_CUDA_FIELDS = (
-    "handle",
-    "size_bytes",
-    "offset_bytes",
-    "ref_counter_handle",
-    "ref_counter_offset",
-    "event_handle",
-    "event_sync_required",
-)
-"""What ``torch.UntypedStorage._new_shared_cuda`` takes after the device's index, in order."""
+from colocate.adapters.cuda_ipc import HANDLE_FIELDS
 
 
 def open_buffer(handle: Mapping[str, Any], device: torch.device) -> torch.Tensor:
@@ -52,6 +43,6 @@ def _open_cuda_buffer(
             f"handle.devices: must have a copy on this worker's GPU {uuid}, but has them on "
             f"{sorted(devices)}; pair trainer ranks and engine workers by UUID"
         )
-    fields = [devices[uuid][field] for field in _CUDA_FIELDS]
+    fields = [devices[uuid][field] for field in HANDLE_FIELDS]
     storage = torch.UntypedStorage._new_shared_cuda(device.index, *fields)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
