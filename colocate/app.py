@@ -163,6 +163,7 @@ class _Run:
                 JournalWriter(self._run_dir / "events.jsonl"),
                 [self._recorder],
                 sample_interval_s=self._config.memory.sample_interval_s,
+                telemetry_interval_s=self._config.memory.telemetry_interval_s,
             )
             try:
                 with StopSignals(driver.request_stop):

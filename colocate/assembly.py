@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colocate.adapters.environments.factory import make_environment_factory
 from colocate.adapters.memory.factory import make_probe
@@ -16,9 +16,13 @@ from colocate.checkpoints import FolderCheckpoints
 from colocate.config import RunConfig
 from colocate.core.settings import Settings
 from colocate.driver import Ports
-from colocate.machine import Device
+from colocate.machine import Device, read_gpus, resolve_device
 from colocate.ports import MemoryProbe
 from colocate.rollout.runner import RewardFunction, RolloutRules
+
+if TYPE_CHECKING:
+    from colocate.adapters.engine_pool import EnginePool
+    from colocate.adapters.vllm.engine import VllmInference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +61,12 @@ def core_settings(config: RunConfig) -> Settings:
         max_inflight=config.buffer.max_inflight,
         on_stale=config.buffer.on_stale,
         max_filtered_fraction=config.buffer.max_filtered_fraction,
-        sleep=config.inference.sleep,
+        sleep=str(config.inference.sleep),  # type: ignore[arg-type]  # one of its literals
+        verify_every=config.inference.verify_every,
         margin_bytes=config.memory.margin_bytes,
+        # Two exist at a time: one is packed while the other is loaded.
+        bucket_bytes=2 * config.trainer.bucket_bytes(resolve_device(config.device, os.environ)),
+        remedy_after_s=config.memory.remedy_after_s,
         checkpoint_every_steps=config.checkpoint.every_steps,
         start_timeout_s=config.supervision.start_timeout_s,
         phase_timeout_s=config.supervision.phase_timeout_s,
@@ -135,14 +143,14 @@ def make_ports(
 ) -> tuple[Ports, MemoryProbe]:
     """The real adapters; nothing is started yet."""
     from colocate.adapters.deepspeed.client import DeepSpeedTrainer
-    from colocate.adapters.vllm.engine import VllmInference
     from colocate.adapters.weights import StreamedTransfer
 
     trainer = DeepSpeedTrainer(
         place.model,
         config.trainer,
         config.algorithm,
-        dtype=config.model.dtype,
+        dtype=config.trainer.dtype or config.model.dtype,
+        publish_dtype=config.model.dtype,
         temperature=config.rollout.temperature,
         steps=config.steps,
         seed=config.seed,
@@ -151,27 +159,30 @@ def make_ports(
         run_id=place.run_id,
         socket_dir=place.socket_dir,
     )
-    inference = VllmInference(
-        place.model,
-        config.inference,
-        dtype=config.model.dtype,
-        device=place.device,
-        seed=config.seed,
-        log_file=place.logs / "vllm.log",
-        run_id=place.run_id,
-    )
+    inference = _make_inference(config, place)
     probe = make_probe(
         place.device,
         {"engine": inference.process_ids, "trainer": trainer.process_ids},
         config.memory.budget_bytes,
         environment=os.environ,
-        num_devices=max(config.trainer.num_ranks, config.inference.tensor_parallel_size),
+        num_devices=max(
+            config.trainer.num_ranks,
+            config.inference.num_engines * config.inference.tensor_parallel_size,
+        ),
+        host_budget_bytes=config.memory.host_budget_bytes,
     )
     ports = Ports(
         inference=inference,
         trainer=trainer,
-        transfer=StreamedTransfer(trainer, inference),
+        transfer=StreamedTransfer(
+            trainer,
+            inference,
+            max_model_len=config.inference.max_model_len,
+            seed=config.seed,
+            tolerance=config.inference.verify_tolerance,
+        ),
         measure=lambda: asyncio.to_thread(probe.sample),
+        telemetry=lambda: asyncio.to_thread(probe.telemetry),
         make_environment=make_environment_factory(config.environment),
         prompts=_call(config.data.source, config.data.options),
         tokenizer=tokenizer,
@@ -181,6 +192,32 @@ def make_ports(
         ),
     )
     return ports, probe
+
+
+def _make_inference(config: RunConfig, place: Place) -> VllmInference | EnginePool:
+    """One engine, or a pool of several that share the devices of the run evenly."""
+    from colocate.adapters.engine_pool import EnginePool
+    from colocate.adapters.vllm.engine import VllmInference
+
+    count, width = config.inference.num_engines, config.inference.tensor_parallel_size
+    # By UUID: what CUDA_VISIBLE_DEVICES holds may be shortened, and vLLM takes whole ones only.
+    uuids = [gpu.uuid for gpu in read_gpus(os.environ).devices] if place.device == "cuda" else []
+    engines = [
+        VllmInference(
+            place.model,
+            config.inference,
+            dtype=config.model.dtype,
+            device=place.device,
+            seed=config.seed,
+            log_file=place.logs / ("vllm.log" if count == 1 else f"vllm.{index}.log"),
+            run_id=place.run_id,
+            devices=uuids[index * width : (index + 1) * width] or None,
+        )
+        for index in range(count)
+    ]
+    if count == 1:
+        return engines[0]
+    return EnginePool(engines, one_device=place.device == "cpu")
 
 
 def _reward(config: RunConfig) -> RewardFunction | None:

@@ -26,7 +26,7 @@ def _refuse_bool(value: object) -> object:
 
 
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_refuse_bool)]
-SleepLevel = Annotated[Literal["auto", 0, 1, 2], BeforeValidator(_refuse_bool)]
+SleepLevel = Annotated[Literal["auto", 0, "kv", 1, 2], BeforeValidator(_refuse_bool)]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -83,9 +83,25 @@ class InferenceConfig(Section):
     )
     sleep: SleepLevel = Field(
         "auto",
-        description="What a swap evicts of the engine: 0 nothing (pause only), 1 the KV cache "
-        "with weights kept in RAM, 2 both. `auto` takes 0 where the measured need of engine and "
-        "trainer together fits the budget, else 2.",
+        description="What a swap evicts of the engine: 0 nothing (pause only); kv its KV cache; "
+        "1 also its weights, kept in RAM; 2 also its weights, kept nowhere, since a publication "
+        "rewrites them. `auto`: the cheapest, by measured cost, with which engine and trainer fit "
+        "`memory.budget_bytes`, or the device.",
+    )
+    verify_every: NonNegativeInt = Field(
+        10,
+        description="Swaps from one comparison of the engine's log-probabilities of fixed prompts "
+        "with the trainer's to the next; 0: never.",
+    )
+    verify_tolerance: PositiveFloat | None = Field(
+        None,
+        description="The largest difference between them that passes; null: 0.001 in float32, "
+        "0.5 in bfloat16.",
+    )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further keyword arguments of vLLM's AsyncEngineArgs. What colocate sets "
+        "itself is refused.",
     )
 
 
@@ -93,9 +109,22 @@ class RolloutConfig(Section):
     max_new_tokens: PositiveInt = Field(description="Per turn.")
     max_turns: PositiveInt = Field(1, description="Turns of the agent in one trajectory, at most.")
     temperature: NonNegativeFloat = Field(1.0, description="Of sampling; 0 is greedy.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Sample from the likeliest tokens of this total probability; 1: from all."
+    )
+    top_k: PositiveInt | None = Field(
+        None, description="Sample from so many likeliest tokens; null: from all."
+    )
+    min_p: Fraction = Field(
+        0.0, description="Sample tokens of at least this share of the likeliest's probability."
+    )
     stop: tuple[str, ...] = Field(
         (), strict=False, description="A turn ends after one of these; it is kept."
     )
+
+
+DEFAULT_BUCKET_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
+"""On CPU a bucket that stays in the caches between writer and reader is the faster one."""
 
 
 class TrainerConfig(Section):
@@ -120,9 +149,23 @@ class TrainerConfig(Section):
     eps: PositiveFloat = Field(1e-8, description="AdamW's term in the denominator.")
     weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled decay.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Larger gradients are scaled to it.")
-    publish_bucket_bytes: PositiveInt = Field(
-        256 * 2**20, description="Weights are published in buckets of about this size."
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Of the forward pass; null: `model.dtype`, which weights are cast to."
     )
+    publish_bucket_bytes: PositiveInt | None = Field(
+        None,
+        description="Weights are published in buckets of about this size; null: 256 MiB on GPUs, "
+        "32 MiB on CPU, where two exist at a time.",
+    )
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Merged deeply into DeepSpeed's configuration. What colocate sets itself is "
+        "refused.",
+    )
+
+    def bucket_bytes(self, device: str) -> int:
+        """``publish_bucket_bytes``, or what is best on this kind of device."""
+        return self.publish_bucket_bytes or DEFAULT_BUCKET_BYTES[device]
 
 
 class CorrectionConfig(Section):
@@ -210,9 +253,24 @@ class MemoryConfig(Section):
     budget_bytes: PositiveInt | None = Field(
         None, description="What engine and trainer may hold together; null: the device."
     )
+    host_budget_bytes: PositiveInt | None = Field(
+        None,
+        description="What all processes of the run may hold of the machine's RAM; null: all of "
+        "it, or the limit of the container.",
+    )
     margin_bytes: NonNegativeInt = Field(64 * 2**20, description="Kept free of any plan.")
+    remedy_after_s: PositiveFloat = Field(
+        5.0,
+        description="How long a phase waits for memory to come free before it tries the next "
+        "remedy: collecting, a deeper sleep, offloading more.",
+    )
     sample_interval_s: PositiveFloat = Field(
         0.5, description="Between two readings of the device's memory."
+    )
+    telemetry_interval_s: PositiveFloat = Field(
+        5.0,
+        description="Between two readings of what is only shown: GPU load, temperature and power, "
+        "proportional set sizes.",
     )
 
 

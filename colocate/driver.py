@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -26,15 +26,17 @@ from colocate.core.events import (
     MemorySampled,
     PhaseEnded,
     PromptCursor,
+    Relieved,
     RunStarted,
     StopRequested,
     TimerFired,
 )
 from colocate.core.phases import ENDS, IllegalTransition, Phase
+from colocate.core.remedies import Remedy
 from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
 from colocate.core.trajectory import ProtocolError
-from colocate.core.types import MemorySample, Version
+from colocate.core.types import TRAINER_PARTS, MemorySample, Part, Version
 from colocate.journal import JournalWriter
 from colocate.ports import (
     EnvironmentFactory,
@@ -77,10 +79,15 @@ class Observer(Protocol):
 
     def on_memory(self, time_s: float, sample: MemorySample) -> None: ...
 
+    def on_telemetry(self, time_s: float, values: Mapping[str, float]) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The collaborators of one run."""
+    """The collaborators of one run.
+
+    ``measure`` reads what decisions are taken on, ``telemetry`` what is only shown.
+    """
 
     inference: Inference
     trainer: Trainer
@@ -91,6 +98,19 @@ class Ports:
     tokenizer: Tokenizer
     reward: RewardFunction | None
     checkpoints: Checkpoints
+    telemetry: Callable[[], Awaitable[Mapping[str, float]]] | None = None
+
+
+def _only_for_the_record(action: Action) -> None:
+    """The journal has it, and observers have seen it."""
+
+
+async def _held_by(ports: Sequence[Inference | Trainer]) -> Mapping[Part, int] | None:
+    """Bytes on the device by part, as these ports report them."""
+    held: dict[Part, int] = {}
+    for port in ports:
+        held.update(await port.residency())
+    return held or None
 
 
 class Driver:
@@ -105,6 +125,7 @@ class Driver:
         observers: Sequence[Observer] = (),
         *,
         sample_interval_s: float = 0.5,
+        telemetry_interval_s: float = 5.0,
     ) -> None:
         self.scheduler = scheduler
         self._ports = ports
@@ -112,6 +133,7 @@ class Driver:
         self._journal = journal
         self._observers = observers
         self._sample_interval_s = sample_interval_s
+        self._telemetry_interval_s = telemetry_interval_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._gate = Gate()
         self._timers: list[asyncio.TimerHandle] = []
@@ -128,17 +150,27 @@ class Driver:
             act.SetTimer: self._set_timer,
             act.SampleMemory: self._sample_memory,
             act.Train: lambda a: self._operate(self._train(a)),
-            act.StartPorts: self._phase(Phase.STARTING, self._start),
-            act.Park: self._park,
-            act.Sleep: self._phase(Phase.SLEEPING, lambda a: ports.inference.sleep(a.level)),
-            act.LoadTrainer: self._phase(Phase.TRAINER_WAKING, lambda _: ports.trainer.load()),
-            act.OffloadTrainer: self._phase(Phase.TRAINER_OFFLOADING, self._offload),
-            act.WakeWeights: self._phase(
-                Phase.WEIGHTS_WAKING, lambda _: ports.inference.wake("weights")
+            act.StartPorts: self._phase(
+                Phase.STARTING, self._start, ports.inference, ports.trainer
             ),
-            act.Publish: self._phase(Phase.PUBLISHING, self._publish),
-            act.WakeKv: self._phase(Phase.KV_WAKING, self._wake_kv),
+            act.Park: self._park,
+            act.Sleep: self._phase(
+                Phase.SLEEPING, lambda a: ports.inference.sleep(a.mode), ports.inference
+            ),
+            act.LoadTrainer: self._phase(
+                Phase.TRAINER_WAKING, lambda _: ports.trainer.load(), ports.trainer
+            ),
+            act.OffloadTrainer: self._phase(Phase.TRAINER_OFFLOADING, self._offload, ports.trainer),
+            act.WakeWeights: self._phase(
+                Phase.WEIGHTS_WAKING, lambda _: ports.inference.wake("weights"), ports.inference
+            ),
+            act.Publish: self._phase(
+                Phase.PUBLISHING, self._publish, ports.inference, ports.trainer
+            ),
+            act.WakeKv: self._phase(Phase.KV_WAKING, self._wake_kv, ports.inference),
+            act.Relieve: lambda a: self._operate(self._relieve(a)),
             act.CloseRun: self._close,
+            **dict.fromkeys((act.AdoptPlan, act.CloseSwap, act.Warn), _only_for_the_record),
         }
 
     def now_s(self) -> float:
@@ -159,10 +191,14 @@ class Driver:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 self._floor = self._make_floor(tasks)
-                sampler = tasks.create_task(self._watch_memory(), name="memory")
+                watchers = [
+                    tasks.create_task(self._watch_memory(), name="memory"),
+                    tasks.create_task(self._watch_telemetry(), name="telemetry"),
+                ]
                 self.post(started)
                 await self._loop()
-                sampler.cancel()
+                for watcher in watchers:
+                    watcher.cancel()
         finally:
             for timer in self._timers:
                 timer.cancel()
@@ -257,6 +293,14 @@ class Driver:
                 return
             await asyncio.sleep(self._sample_interval_s)
 
+    async def _watch_telemetry(self) -> None:
+        """What cannot be read is absent; a run does not end for want of something to show."""
+        while self._ports.telemetry is not None:
+            values = await self._ports.telemetry()
+            for observer in self._observers:
+                observer.on_telemetry(self.now_s(), values)
+            await asyncio.sleep(self._telemetry_interval_s)
+
     # Operations: one at a time, each of a phase
 
     def _fault(self, error: BaseException) -> None:
@@ -274,13 +318,20 @@ class Driver:
         self._operation = self._tasks.create_task(guarded(), name="operation")
 
     def _phase(
-        self, phase: Phase, carry_out: Callable[[Any], Awaitable[Version | None]]
+        self,
+        phase: Phase,
+        carry_out: Callable[[Any], Awaitable[Version | None]],
+        *concerned: Inference | Trainer,
     ) -> Callable[[Any], None]:
-        """An action's handler that carries it out, measures, and reports the phase's end."""
+        """An action's handler that carries it out, measures, and reports the phase's end.
+
+        ``concerned``: whose parts may have moved; each is asked what it holds.
+        """
 
         async def operation(action: Action) -> None:
             self._peak = None
             version = await carry_out(action)
+            held = await _held_by(concerned)
             memory = await self._measure()
             self._journal.flush()
             self.post(
@@ -290,10 +341,26 @@ class Driver:
                     memory=memory,
                     peak=self._peak,
                     version=version,
+                    held=held,
                 )
             )
 
         return lambda action: self._operate(operation(action))
+
+    async def _relieve(self, action: act.Relieve) -> None:
+        inference, trainer = self._ports.inference, self._ports.trainer
+        match action.remedy:
+            case Remedy.COLLECT:
+                await trainer.collect()
+                await inference.collect()
+            case Remedy.SLEEP_DEEPER:
+                assert action.mode is not None
+                await inference.sleep(action.mode)
+            case Remedy.OFFLOAD_ALL:
+                await trainer.offload(action.parts)
+        held = await _held_by((inference, trainer))
+        memory = await self._measure()
+        self.post(Relieved(time_s=self.now_s(), remedy=action.remedy, memory=memory, held=held))
 
     def _tell(self, what: str) -> None:
         for observer in self._observers:
@@ -306,7 +373,9 @@ class Driver:
         await self._ports.trainer.start()
         if action.version > 0:
             await self._ports.checkpoints.restore(self._ports.trainer, action.version)
-        await self._ports.trainer.offload()
+        if action.expect:
+            await self._ports.transfer.expect()
+        await self._ports.trainer.offload(TRAINER_PARTS)
         self._tell("starting the engine (vLLM)")
         await self._ports.inference.start()
         if action.version > 0:
@@ -317,7 +386,8 @@ class Driver:
     def _park(self, action: act.Park) -> None:
         # At once, not in the task that parks: no request may slip through in between.
         self._gate.is_open = False
-        self._phase(Phase.PARKING, lambda _: self._ports.inference.park())(action)
+        inference = self._ports.inference
+        self._phase(Phase.PARKING, lambda _: inference.park(), inference)(action)
 
     async def _train(self, action: act.Train) -> None:
         self._peak = None
@@ -348,11 +418,15 @@ class Driver:
             await self._ports.checkpoints.save(
                 self._ports.trainer, action.version, action.checkpoint
             )
-        if action.offload:
-            await self._ports.trainer.offload()
+        if action.expect:
+            await self._ports.transfer.expect()
+        if action.parts:
+            await self._ports.trainer.offload(action.parts)
 
     async def _publish(self, action: act.Publish) -> Version:
         publication = await self._ports.transfer.publish(action.version)
+        if action.offload:
+            await self._ports.trainer.offload(action.offload)
         return publication.version
 
     async def _wake_kv(self, action: act.WakeKv) -> None:
@@ -360,6 +434,8 @@ class Driver:
             await self._ports.inference.wake("kv_cache")
         else:
             await self._ports.inference.resume()
+        if action.verify:
+            await self._ports.transfer.verify()
         self._gate.is_open = True
 
     # The end

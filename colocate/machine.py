@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from colocate.adapters.memory.errors import MemoryProbeError
+from colocate.adapters.memory.host import HostMemory, usable_ram_bytes
 from colocate.adapters.memory.nvml import NvmlProbe
+from colocate.adapters.memory.shared_memory import SharedMemoryError, read_shared_memory
 
 Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -42,14 +42,15 @@ class Gpus:
 
 
 def read_gpus(environment: Mapping[str, str]) -> Gpus:
-    """Asks NVML. A machine without GPU, driver or library is an answer, not an error."""
+    """Asks NVML, once. A machine without GPU, driver or library is an answer, not an error."""
+    return _read_gpus(environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER"))
+
+
+@functools.cache
+def _read_gpus(visible_devices: str | None, device_order: str | None) -> Gpus:
+    """Cached: each time NVML is started anew, and rules of every job of a multirun ask."""
     try:
-        probe = NvmlProbe(
-            {},
-            None,
-            visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
-            device_order=environment.get("CUDA_DEVICE_ORDER"),
-        )
+        probe = NvmlProbe({}, None, visible_devices=visible_devices, device_order=device_order)
     except MemoryProbeError as error:
         return Gpus(reason=str(error))
     try:
@@ -71,8 +72,11 @@ def read_gpus(environment: Mapping[str, str]) -> Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """A machine. Sizes are in bytes; ``versions`` holds the installed ones of the packages asked
-    for, by distribution name."""
+    """A machine.
+
+    Sizes are in bytes, RAM as far as a container or a batch system lets this process have it;
+    ``versions`` holds the installed ones of the packages asked for, by distribution name.
+    """
 
     num_cores: int
     instruction_sets: frozenset[str]
@@ -103,14 +107,12 @@ PACKAGES = (
 
 def read_facts(environment: Mapping[str, str], folder: Path) -> Facts:
     """Reads this machine as a process with ``environment`` that writes to ``folder`` meets it."""
-    memory = psutil.virtual_memory()
-    shm = Path("/dev/shm")
     return Facts(
         num_cores=num_cores(),
         instruction_sets=_instruction_sets(),
-        ram_bytes=memory.total,
-        ram_free_bytes=memory.available,
-        shm_free_bytes=shutil.disk_usage(shm).free if shm.is_dir() else 0,
+        ram_bytes=usable_ram_bytes(),
+        ram_free_bytes=max(0, HostMemory({}, None).available_bytes()),
+        shm_free_bytes=_shared_memory_free(),
         disk_free_bytes=shutil.disk_usage(folder).free,
         gpus=read_gpus(environment),
         versions=installed_versions(),
@@ -118,6 +120,13 @@ def read_facts(environment: Mapping[str, str], folder: Path) -> Facts:
         ninja=shutil.which("ninja", path=environment.get("PATH")) or _packaged_ninja(),
         environment=environment,
     )
+
+
+def _shared_memory_free() -> int:
+    try:
+        return read_shared_memory().free
+    except SharedMemoryError:
+        return 0
 
 
 def num_cores() -> int:

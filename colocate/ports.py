@@ -6,7 +6,7 @@ contract suite (``tests/contracts``) runs against both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,6 +16,8 @@ from colocate.core.types import (
     FinishReason,
     GroupId,
     MemorySample,
+    Part,
+    SleepMode,
     Span,
     TrajectoryId,
     Version,
@@ -39,6 +41,8 @@ class GenerationRequest:
         temperature: 0 is greedy.
         stop_token_ids: Generation ends *after* one of these; it is kept in the output.
         stop: Generation ends after the token that completes one of these strings.
+        affinity: Requests that share it share a prefix; several engines then prefer the one that
+            served the last of them.
     """
 
     request_id: str
@@ -48,6 +52,7 @@ class GenerationRequest:
     temperature: float
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    affinity: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +91,14 @@ class Inference(Protocol):
     async def resume(self) -> None:
         """Undoes ``park`` where the engine was never put to sleep (a pause only)."""
 
-    async def sleep(self, level: Literal[1, 2]) -> None:
-        """Gives up the KV cache, and the weights too: level 1 keeps a copy, level 2 does not."""
+    async def sleep(self, mode: SleepMode) -> None:
+        """Gives up the KV cache, and at levels 1 and 2 the weights too.
+
+        Called again with a deeper mode it gives up what is left. Only while parked.
+
+        Raises:
+            RuntimeError: where the engine still holds what it should have given up.
+        """
 
     async def wake(self, tag: WakeTag) -> None:
         """Takes one kind of memory back. After ``kv_cache`` the engine serves requests again.
@@ -95,6 +106,12 @@ class Inference(Protocol):
         Raises:
             RuntimeError: where the engine still reports that kind asleep.
         """
+
+    async def residency(self) -> Mapping[Part, int]:
+        """Bytes of the device held now, by part; of the fullest device where there are several."""
+
+    async def collect(self) -> None:
+        """Collects garbage and gives what allocators keep back to the device. Only while parked."""
 
     def process_ids(self) -> Sequence[int]:
         """Ids of the engine's live processes, the driver's own left out."""
@@ -171,11 +188,18 @@ class WeightBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A complete set of weights that every engine worker has loaded and confirmed."""
+    """A complete set of weights that every engine worker has loaded and confirmed.
+
+    ``seconds`` says what it took, by part; parts of the two sides overlap. ``gather`` (of shards),
+    ``copy`` (into the bucket) and ``checksum`` are the slowest rank's; ``receive_checksum``,
+    ``load`` and ``finish`` the slowest engine worker's. Nothing was sent where ``num_tensors`` is
+    0: the engine held that version already.
+    """
 
     version: Version
     num_tensors: int
     num_bytes: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class Trainer(Protocol):
@@ -185,7 +209,7 @@ class Trainer(Protocol):
         """Starts the ranks with the weights of ``model.path``, resident, at version 0."""
 
     async def load(self) -> None:
-        """Brings offloaded state back to the device."""
+        """Brings every part that was offloaded back to the device."""
 
     async def train(self, batch: TrainingBatch) -> StepReport:
         """Takes one training step.
@@ -194,8 +218,22 @@ class Trainer(Protocol):
             ValueError: where the batch has no trainable token, or is not at this version.
         """
 
-    async def offload(self) -> None:
-        """Moves what the device need not hold between training phases off it."""
+    async def offload(self, parts: Collection[Part]) -> None:
+        """Moves these parts off the device; those that have left already stay where they are.
+
+        Raises:
+            RuntimeError: where the device still holds bytes of them. On CPU, where the device is
+                the host, nothing can leave but gradients and what allocators keep.
+        """
+
+    async def residency(self) -> Mapping[Part, int]:
+        """Bytes of the device held now, by part, counted over the tensors that hold the shards.
+
+        Of the fullest device where there are several; on CPU the sum over ranks.
+        """
+
+    async def collect(self) -> None:
+        """Collects garbage and gives what allocators keep back to the device."""
 
     async def save(self, folder: Path) -> None:
         """Writes the trainer's own state (parameters, optimizer, schedule, version)."""
@@ -222,6 +260,17 @@ class WeightTransfer(Protocol):
             RuntimeError: names that differ, a checksum that differs, a reset that failed.
         """
 
+    async def expect(self) -> None:
+        """Has the trainer, its parameters resident, score fixed prompts, for ``verify``."""
+
+    async def verify(self) -> None:
+        """Compares the awake engine's log-probabilities of the fixed prompts with those expected.
+
+        Raises:
+            RuntimeError: they differ by more than the weights' type explains; the engine must not
+                serve.
+        """
+
 
 class MemoryProbe(Protocol):
     """Reads memory as the device sees it, not as an allocator believes it."""
@@ -231,6 +280,13 @@ class MemoryProbe(Protocol):
 
     def sample(self) -> MemorySample:
         """One reading. Cheap (milliseconds); blocks."""
+
+    def telemetry(self) -> Mapping[str, float]:
+        """What nothing is decided on but a person wants to see, by name; absent where unknown.
+
+        As ``"gpu0.utilization"`` (percent), ``"gpu0.temperature_c"``, ``"gpu0.power_w"``,
+        ``"engine.pss_bytes"``.
+        """
 
     def release(self) -> None:
         """Returns what the probing process itself caches; then closes the probe's library."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from colocate.config import RunConfig
@@ -96,6 +96,9 @@ class Recorder:
         self._memory = sample
         self._trace.memory(time_s, sample)
 
+    def on_telemetry(self, time_s: float, values: Mapping[str, float]) -> None:
+        self._trace.telemetry(time_s, values)
+
     def close(self) -> None:
         self._metrics.close()
         self._trace.close()
@@ -132,6 +135,14 @@ class Recorder:
                 self._trace.instant("fault", event.time_s, {"error": event.error})
             case _:
                 pass
+        for action in actions:
+            match action:
+                case act.Warn():
+                    self._trace.instant("warning", event.time_s, {"message": action.message})
+                case act.Relieve():
+                    self._trace.instant("relief", event.time_s, {"remedy": action.remedy})
+                case _:
+                    pass
 
     def _write_metrics(self, event: ev.BatchTrained, scheduler: Scheduler) -> None:
         if self._first_step_s is None:

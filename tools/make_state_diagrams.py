@@ -1,4 +1,4 @@
-"""Draws the state diagrams of docs/architecture.md from the transition tables of the core.
+"""Draws state diagrams and tables of the documents from the tables that the core runs on.
 
 With ``--check`` it writes nothing, and exits with 1 where the document is out of date.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from colocate.core import phases, trajectory
+from colocate.core.memory import EVICTED
 from colocate.core.phases import Cause, Phase
+from colocate.core.remedies import LADDER
 
-TARGET = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 _BLOCK = "<!-- begin {name}: written by tools/make_state_diagrams.py -->\n{body}<!-- end {name} -->"
 
 
@@ -42,6 +44,27 @@ def trajectory_diagram() -> str:
     return _mermaid([f"    [*] --> {first}", *_edges(edges), "    ENDED --> [*]"])
 
 
+def ladder_table() -> str:
+    """Markdown: the remedies of each phase that waits for memory, in their order."""
+    rows = [f"| {phase.upper()} | {', then '.join(rungs)} |" for phase, rungs in LADDER.items()]
+    return "\n".join(["| phase | tried, one after the other |", "|---|---|", *rows, ""])
+
+
+def mode_table() -> str:
+    """Markdown: what each sleep mode takes from the engine."""
+    rows = [
+        f"| `{mode}` | {', '.join(sorted(parts)) or 'nothing'} |" for mode, parts in EVICTED.items()
+    ]
+    return "\n".join(["| `inference.sleep` | leaves the device |", "|---|---|", *rows, ""])
+
+
+BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
+    "architecture.md": {"phases": phase_diagram, "trajectory": trajectory_diagram},
+    "swap.md": {"phases": phase_diagram, "ladder": ladder_table, "modes": mode_table},
+}
+"""The generated blocks of each document."""
+
+
 def _sources(cause: Cause) -> set[Phase]:
     return {phase for phase, c in phases.TRANSITIONS if c is cause}
 
@@ -58,29 +81,35 @@ def _mermaid(lines: Iterable[str]) -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```", ""])
 
 
-def updated(text: str) -> str:
-    """The document with both diagrams as they are now.
+def updated(name: str, text: str) -> str:
+    """A document with its generated blocks as they are now.
 
     Raises:
-        ValueError: where it lacks a diagram's markers.
+        ValueError: where it lacks a block's markers.
     """
-    for name, body in (("phases", phase_diagram()), ("trajectory", trajectory_diagram())):
-        pattern = re.compile(rf"<!-- begin {name}:.*?<!-- end {name} -->", re.DOTALL)
+    for block, make in BLOCKS[name].items():
+        pattern = re.compile(rf"<!-- begin {block}:.*?<!-- end {block} -->", re.DOTALL)
         if not pattern.search(text):
-            raise ValueError(f"{TARGET} has no markers of the diagram {name!r}")
-        block = _BLOCK.format(name=name, body=body)
-        text = pattern.sub(lambda _, block=block: block, text)
+            raise ValueError(f"{name} has no markers of the block {block!r}")
+        written = _BLOCK.format(name=block, body=make())
+        text = pattern.sub(lambda _, written=written: written, text)
     return text
 
 
 def main(arguments: list[str]) -> int:
-    text = TARGET.read_text()
-    if arguments == ["--check"]:
-        if updated(text) == text:
-            return 0
-        print(f"{TARGET} is out of date: run tools/make_state_diagrams.py", file=sys.stderr)
+    stale = []
+    for name in BLOCKS:
+        document = DOCS / name
+        text = document.read_text()
+        new = updated(name, text)
+        if new == text:
+            continue
+        stale.append(name)
+        if arguments != ["--check"]:
+            document.write_text(new)
+    if stale and arguments == ["--check"]:
+        print(f"out of date: {', '.join(stale)}; run tools/make_state_diagrams.py", file=sys.stderr)
         return 1
-    TARGET.write_text(updated(text))
     return 0
 
 

@@ -4,10 +4,12 @@ Not cryptographic: it guards against a truncated, stale or misplaced copy betwee
 trust each other. It is made of integer sums, so that a GPU tensor is summed where it lies instead
 of being copied to the host for ``zlib`` or ``hashlib``; on the host, numpy's sums read several
 times as many bytes a second as either. Addition modulo 2^64 does not depend on its order, so every
-device gives one value.
+device gives one value, and the ranks of a trainer may each sum the part that they have.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 import torch
@@ -36,22 +38,50 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
     Example: ``"e158c9537b429195:42b66b33fb2670f1:4096"``.
     """
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if flat.storage_offset() % 8 != 0:
-        flat = flat.clone()
-    num_bytes = flat.numel()
-    num_whole = num_bytes - num_bytes % 8
-    words = flat[:num_whole].view(torch.int64)
-    if flat.device.type == "cpu":
-        plain, weighted = _host_sums(words.numpy().view(np.uint64))
-    else:
-        plain, weighted = _device_sums(words)
-    if num_whole < num_bytes:
-        tail = np.zeros(8, dtype=np.uint8)
-        tail[: num_bytes - num_whole] = flat[num_whole:].cpu().numpy()
-        last = int(tail.view(np.uint64)[0])
-        plain += last
-        weighted += last * (num_whole // 8 + 1)
+    return checksum_text(*byte_sums(flat), num_bytes=flat.numel())
+
+
+def checksum_text(plain: int, weighted: int, *, num_bytes: int) -> str:
+    """The checksum of ``num_bytes`` bytes with these sums, each of which may be off by k * 2^64."""
     return f"{plain & _MASK:016x}:{weighted & _MASK:016x}:{num_bytes}"
+
+
+def byte_sums(data: torch.Tensor, *, start: int = 0) -> tuple[int, int]:
+    """What the bytes ``data`` (n,), uint8, add to the two sums of the tensor they are a part of.
+
+    A word is the sum of its bytes, each times its power of 256, so both sums are sums over bytes:
+    the parts of a tensor may be cut anywhere, and what they add is added up.
+
+    Args:
+        start: The place of the first of them in the whole tensor.
+    """
+    plain = weighted = 0
+    first, lead = divmod(start, 8)
+    if lead:
+        word = _word(data[: 8 - lead], lead)
+        plain, weighted = word, word * (first + 1)
+        data, first = data[8 - lead :], first + 1
+    if data.storage_offset() % 8 != 0:
+        data = data.clone()
+    whole = data.numel() - data.numel() % 8
+    words = data[:whole].view(torch.int64)
+    if data.device.type == "cpu":
+        body, body_weighted = _host_sums(words.numpy().view(np.uint64))
+    else:
+        body, body_weighted = _device_sums(words)
+    plain += body
+    weighted += body_weighted + body * first
+    if whole < data.numel():
+        last = _word(data[whole:])
+        plain += last
+        weighted += last * (first + whole // 8 + 1)
+    return plain, weighted
+
+
+def _word(data: torch.Tensor, lead: int = 0) -> int:
+    """Of up to 8 bytes that stand after ``lead`` zeros, and before more zeros."""
+    padded = (bytes(lead) + data.cpu().numpy().tobytes()).ljust(8, b"\0")
+    return int.from_bytes(padded, sys.byteorder)
 
 
 def _host_sums(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> tuple[int, int]:

@@ -20,7 +20,8 @@ Grade = Literal["ok", "note", "missing"]
 
 _GIB = 2**30
 _MIN_RAM_BYTES = 6 * _GIB
-_MIN_SHM_BYTES = _GIB // 2
+_MIN_SHM_BYTES = _GIB // 64
+_AMPLE_SHM_BYTES = _GIB // 2
 _MIN_DISK_BYTES = 2 * _GIB
 _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 _STYLES = {"ok": "green", "note": "yellow", "missing": "red"}
@@ -80,13 +81,7 @@ def _machine(facts: Facts, device: Device) -> Iterator[Finding]:
         f"{_size(facts.ram_bytes)}, {_size(facts.ram_free_bytes)} of it free",
         "engine and trainer need about 6 GiB between them, even for a small model",
     )
-    yield _room(
-        "/dev/shm",
-        facts.shm_free_bytes,
-        _MIN_SHM_BYTES,
-        f"{_size(facts.shm_free_bytes)} free",
-        "weights travel through it: enlarge it, in a container with --shm-size=2g",
-    )
+    yield _shared_memory(facts.shm_free_bytes)
     yield _room(
         "disk",
         facts.disk_free_bytes,
@@ -111,6 +106,20 @@ def _machine(facts: Facts, device: Device) -> Iterator[Finding]:
         yield Finding(
             grade="ok", subject="GPUs", what=f"none: {_first_sentence(facts.gpus.reason)}"
         )
+
+
+def _shared_memory(free: int) -> Finding:
+    """What a run needs of it depends on its model, which its own check knows."""
+    ample = free >= _AMPLE_SHM_BYTES
+    return Finding(
+        grade="ok" if ample else "note" if free >= _MIN_SHM_BYTES else "missing",
+        subject="/dev/shm",
+        what=f"{_size(free)} free" + ("" if ample else ", too little for most models"),
+        remedy=""
+        if ample
+        else "weights travel through it on CPU: enlarge it, in a container with --shm-size=2g, or "
+        "lower trainer.publish_bucket_bytes",
+    )
 
 
 def _room(subject: str, size: int, least: int, what: str, remedy: str) -> Finding:

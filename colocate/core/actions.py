@@ -6,11 +6,21 @@ Actions of a phase (``PhaseAction``) are answered by ``PhaseEnded`` of that phas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from colocate.core.events import PromptCursor
-from colocate.core.types import BatchId, Ending, GroupId, TrajectoryId, Version
+from colocate.core.phases import Phase
+from colocate.core.remedies import Remedy
+from colocate.core.types import (
+    BatchId,
+    Ending,
+    GroupId,
+    Part,
+    SleepMode,
+    TrajectoryId,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +70,74 @@ class SampleMemory(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptPlan(Action):
+    """What this swap evicts, and the predictions it was decided on. Nothing is carried out.
+
+    Bytes; None where not known yet. ``training_bytes`` is of training's peak, ``rollout_bytes`` of
+    the rollout that follows, each with the margin.
+    """
+
+    mode: SleepMode
+    offload: tuple[Part, ...]
+    offload_after_push: tuple[Part, ...]
+    training_bytes: int | None
+    rollout_bytes: int | None
+    total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relieve(Action):
+    """Make room while a phase waits for memory; answered by ``Relieved``.
+
+    ``mode`` goes with SLEEP_DEEPER, ``parts`` with OFFLOAD_ALL.
+    """
+
+    remedy: Remedy
+    mode: SleepMode | None = None
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warn(Action):
+    """Tell a person, now and at the end."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSwap(Action):
+    """One swap is complete. Nothing is carried out: this is its line in the journal.
+
+    ``awake_bytes`` and ``asleep_bytes`` are of the device, as measured when PARKING and SLEEPING
+    ended; ``engine_released_bytes`` is by how much the engine's own memory fell in between.
+    ``peak_bytes`` is the most that was seen on the device in this swap.
+    """
+
+    swap: int
+    version: Version
+    mode: SleepMode
+    offloaded: tuple[Part, ...]
+    awake_bytes: int | None
+    asleep_bytes: int | None
+    engine_released_bytes: int | None
+    peak_bytes: int | None
+    phase_s: Mapping[Phase, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseAction(Action):
     pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPorts(PhaseAction):
-    """Start trainer and engine; restore the trainer where ``version`` is above 0."""
+    """Start trainer and engine; restore the trainer where ``version`` is above 0.
+
+    ``expect``: have the restored trainer score what ``WakeKv.verify`` will compare.
+    """
 
     version: Version
+    expect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +147,7 @@ class Park(PhaseAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep(PhaseAction):
-    level: Literal[1, 2]
+    mode: SleepMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +166,15 @@ class Train(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTrainer(PhaseAction):
-    """Write a checkpoint where a cursor is given, then offload where asked."""
+    """Write a checkpoint where a cursor is given, then offload these parts, perhaps none.
 
-    offload: bool
+    ``expect``: before that, have the trainer score what ``WakeKv.verify`` will compare.
+    """
+
+    parts: tuple[Part, ...]
     checkpoint: PromptCursor | None
     version: Version
+    expect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +184,21 @@ class WakeWeights(PhaseAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish(PhaseAction):
+    """Publish the weights, then offload the parts that had stayed for it."""
+
     version: Version
+    offload: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeKv(PhaseAction):
-    """Give the engine its KV cache back, or only unpause it where it never slept."""
+    """Give the engine its KV cache back, or only unpause it where it never slept.
+
+    ``verify``: compare its log-probabilities with the trainer's before the gate opens.
+    """
 
     asleep: bool
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,10 @@ class RequestQueue:
     def end(self, request: str) -> None:
         del self._inflight[request]
 
+    def give_up(self, request: str) -> None:
+        """Its answer is no longer wanted; it may have been given up before."""
+        self._inflight.pop(request, None)
+
 
 @dataclass(slots=True)
 class LossMeter:

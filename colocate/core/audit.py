@@ -13,6 +13,7 @@ from typing import Any
 
 from colocate.core import actions as act
 from colocate.core import events as ev
+from colocate.core.audit_memory import MemoryAuditor
 from colocate.core.phases import Phase
 from colocate.core.settings import Settings
 from colocate.core.types import BatchId, Ending, FinishReason, GroupId, TrajectoryId
@@ -53,6 +54,7 @@ class Auditor:
         self._training: act.Train | None = None
         self._may_submit = False
         self._may_generate = False
+        self._memory = MemoryAuditor()
         self._masked_slots: Counter[GroupId] = Counter()
         self._lags: Counter[int] = Counter()
 
@@ -75,8 +77,11 @@ class Auditor:
 
     def feed(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
         self._check_event(event)
+        self._memory.see_event(event)
         for action in actions:
             self._check_action(action)
+            for message in self._memory.check_action(action):
+                self._report("exclusion", message)
         self._check_limits()
         self.num_events += 1
 
@@ -127,12 +132,12 @@ class Auditor:
             )
 
     def _request_ended(self, event: ev.RequestEnded) -> None:
-        if self._inflight.pop(event.request, None) != event.trajectory:
+        owner = self._inflight.pop(event.request, None)
+        life = self._live(event.trajectory, event.attempt)
+        if life is None:
+            return  # given up: what it brings is not used, and no digest changes
+        if owner != event.trajectory:
             self._report("exactly once", f"request {event.request} was not in flight")
-        life = self._lives.get(event.trajectory)
-        if life is None or life.ending is not None:
-            self._report("conservation", f"trajectory {event.trajectory} generated after its end")
-            return
         self._check_base(event.trajectory, life, event.base)
         life.digest = event.digest
         for span in event.spans:

@@ -26,6 +26,7 @@ class Books:
     endings: Counter[Ending] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     late_events: int = 0
+    warnings: list[str] = field(default_factory=list)
     restarts: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
     lags: Counter[int] = field(default_factory=Counter)

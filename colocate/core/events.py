@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from colocate.core.phases import Phase
+from colocate.core.remedies import Remedy
 from colocate.core.settings import Settings
 from colocate.core.types import (
     BatchId,
@@ -19,6 +20,7 @@ from colocate.core.types import (
     FinishReason,
     GroupId,
     MemorySample,
+    Part,
     Span,
     TrajectoryId,
     Version,
@@ -58,12 +60,23 @@ class PhaseEnded(Event):
         memory: Read right after, where there is a probe.
         peak: The largest reading during the phase, where there was one.
         version: PUBLISHING only: the version that the engine now reports.
+        held: Bytes on the device by part, as the port that the action concerned reports them.
     """
 
     phase: Phase
     memory: MemorySample | None = None
     peak: MemorySample | None = None
     version: Version | None = None
+    held: Mapping[Part, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relieved(Event):
+    """The answer to ``Relieve``: the remedy has been applied."""
+
+    remedy: Remedy
+    memory: MemorySample | None = None
+    held: Mapping[Part, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +126,15 @@ class TurnReady(Event):
 class RequestEnded(Event):
     """A request has returned, whole or aborted. ``spans`` are of the tokens it sampled.
 
+    One that was made for an earlier ``attempt``, or for a trajectory that has ended since, was
+    given up: its answer is counted as late, and not used.
+
     ``num_dropped_tokens`` were sampled past a stop string that a park had split; they are not in
     ``spans``.
     """
 
     trajectory: TrajectoryId
+    attempt: int
     request: str
     finish_reason: FinishReason
     spans: tuple[Span, ...]

@@ -38,6 +38,7 @@ from colocate.core.events import (
     MemorySampled,
     PhaseEnded,
     PromptCursor,
+    Relieved,
     RequestEnded,
     RunStarted,
     StopRequested,
@@ -87,6 +88,7 @@ class Scheduler:
             BatchTrained: self.swapper.batch_trained,
             PhaseEnded: self.swapper.phase_ended,
             MemorySampled: self.swapper.memory_sampled,
+            Relieved: self.swapper.relieved,
             TimerFired: self.swapper.timer_fired,
             StopRequested: self.swapper.stop_requested,
             Faulted: self.swapper.faulted,
@@ -130,7 +132,9 @@ class Scheduler:
                 "awake": ledger.awake.used if ledger.awake else None,
                 "asleep": ledger.asleep.used if ledger.asleep else None,
                 "trainer_peak": ledger.trainer_peak,
+                "ledger": ledger.table(),
             },
+            "warnings": list(self.books.warnings),
         }
 
     def _comes_too_late(self, event: Event) -> bool:
@@ -233,11 +237,13 @@ class Scheduler:
         return []
 
     def _request_ended(self, event: RequestEnded) -> list[Action]:
-        trajectory = self.buffer.get(event.trajectory)
-        if trajectory is None or not self.requests.is_inflight(event.request, event.trajectory):
+        trajectory = self._current(event.trajectory, event.attempt)
+        if trajectory is None:
+            return self._request_came_late(event)
+        if not self.requests.is_inflight(event.request, event.trajectory):
             raise ProtocolError(
-                f"request {event.request} of trajectory {event.trajectory} is not in flight"
-                + (f". {trajectory.tell()}" if trajectory else "; the trajectory has ended")
+                f"request {event.request} of trajectory {event.trajectory} is not in flight. "
+                f"{trajectory.tell()}"
             )
         self._check_content(trajectory, event.base)
         self._check_spans(trajectory, event)
@@ -264,6 +270,14 @@ class Scheduler:
             trajectory.resumed = trajectory.num_sampled_tokens > 0
             self.requests.wait(trajectory, self.swapper.engine_version)
         self.swapper.progress_s = event.time_s
+        return self.swapper.request_returned(event.time_s)
+
+    def _request_came_late(self, event: RequestEnded) -> list[Action]:
+        """Nobody waits for it any more, but the engine is free of it, and its tokens were made."""
+        num_tokens = sum(span.length for span in event.spans) + event.num_dropped_tokens
+        self.books.tokens["generated"] += num_tokens
+        self.books.tokens["discarded"] += num_tokens
+        self.requests.give_up(event.request)
         return self.swapper.request_returned(event.time_s)
 
     def _check_spans(self, trajectory: Trajectory, event: RequestEnded) -> None:

@@ -28,8 +28,11 @@ class Settings:
     max_inflight: int | None = None
     on_stale: Literal["expire", "restart"] = "expire"
     max_filtered_fraction: float = 0.5
-    sleep: Literal["auto", 0, 1, 2] = "auto"
+    sleep: Literal["auto", "0", "kv", "1", "2"] = "auto"
     margin_bytes: int = 0
+    bucket_bytes: int = 0
+    remedy_after_s: float = 5.0
+    verify_every: int = 0
     checkpoint_every_steps: int = 0
     start_timeout_s: float = 600.0
     phase_timeout_s: float = 300.0

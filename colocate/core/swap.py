@@ -14,12 +14,10 @@ from colocate.core.actions import (
     CloseRun,
     EndTrajectory,
     LoadTrainer,
-    OffloadTrainer,
     Park,
     Publish,
     SampleMemory,
     SetTimer,
-    Sleep,
     StartPorts,
     Train,
     WakeKv,
@@ -28,23 +26,25 @@ from colocate.core.actions import (
 from colocate.core.admission import RequestQueue
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer, Lease
+from colocate.core.departure import Departure
 from colocate.core.events import (
     BatchTrained,
     Faulted,
     MemorySampled,
     PhaseEnded,
     PromptCursor,
+    Relieved,
     RunStarted,
     StopRequested,
     TimerFired,
 )
 from colocate.core.memory import MemoryLedger
 from colocate.core.phases import Cause, Phase, next_phase
+from colocate.core.residency import Residency, ordered
 from colocate.core.settings import Settings
-from colocate.core.staleness import max_swap_interval
-from colocate.core.swap_policy import RolloutView, Stay, make_policy
+from colocate.core.swap_record import SwapRecord
 from colocate.core.trajectory import ProtocolError
-from colocate.core.types import Ending, MemorySample, Version
+from colocate.core.types import Ending, MemorySample, SleepMode, Version
 
 MEMORY_POLL_S = 0.1
 """How often memory is read again while a phase waits for it to fall."""
@@ -60,7 +60,10 @@ class Outcome:
 
 
 class Swapper:
-    """Owns the phase, both versions, the leases of the phase, and the memory ledger."""
+    """Owns the phase, both versions, and the leases of the phase.
+
+    What is on the device, and whether a phase may be left for it, is ``residency``'s to say.
+    """
 
     def __init__(
         self, settings: Settings, buffer: Buffer, requests: RequestQueue, books: Books
@@ -70,24 +73,28 @@ class Swapper:
         self.progress_s = 0.0
         self.trainer_version = Version(0)
         self.engine_version = Version(0)
-        self.ledger = MemoryLedger(margin_bytes=settings.margin_bytes)
+        self.residency = Residency(settings)
         self.outcome: Outcome | None = None
         self._settings = settings
         self._buffer = buffer
         self._requests = requests
         self._books = books
-        self._policy = make_policy(settings)
+        self._departure = Departure(settings, buffer)
         self._cursor: Callable[[], PromptCursor] = PromptCursor
         self._entered_s = 0.0
         self._num_entries = 0
-        self._level: Literal[0, 1, 2] = 0
         self._num_batches = 0
         self._leases: deque[Lease] = deque()
-        self._trainer_is_loaded = False
         self._parked = False
-        self._wanted_since_s: float | None = None
-        self._asked_until_s: float | None = None
         self._signal: int | None = None
+        self._weights_of: Version | None = None
+        self._saved_version = Version(0)
+        self._saves = self._expects = self._waits = False
+        self._record = SwapRecord()
+
+    @property
+    def ledger(self) -> MemoryLedger:
+        return self.residency.ledger
 
     @property
     def num_steps_left(self) -> int:
@@ -101,12 +108,14 @@ class Swapper:
 
     def start(self, event: RunStarted, cursor: Callable[[], PromptCursor]) -> list[Action]:
         self._cursor = cursor
-        self.trainer_version = self.engine_version = event.version
+        self.trainer_version = self.engine_version = self._saved_version = event.version
+        self._weights_of = event.version if event.version == 0 else None
+        self._expects = event.version > 0 and self._settings.verify_every > 0
         self._entered_s = self.now_s = event.time_s
         deadline = event.time_s + self._settings.start_timeout_s
         return [
             SetTimer(timer=self._deadline_name, at_s=deadline),
-            StartPorts(version=event.version),
+            StartPorts(version=event.version, expect=self._expects),
         ]
 
     def stop_requested(self, event: StopRequested) -> list[Action]:
@@ -125,10 +134,16 @@ class Swapper:
         return self.fail(event.error, event.time_s)
 
     def fail(self, error: str, time_s: float) -> list[Action]:
-        """Fails closed: nothing generates or trains after this."""
+        """Fails closed: nothing generates or trains after this.
+
+        What was trained is saved, unless the trainer was at work: nobody knows its state then.
+        """
+        at_work = self.phase in (Phase.STARTING, Phase.TRAINING, Phase.CLOSING)
+        unsaved = not at_work and self.trainer_version > self._saved_version
         self.outcome = Outcome(status="failed", error=error, signal=self._signal)
         self._leave(Cause.FAULT, time_s)
-        return [CloseRun(checkpoint=None, version=self.trainer_version)]
+        cursor = self._cursor() if unsaved else None
+        return [CloseRun(checkpoint=cursor, version=self.trainer_version)]
 
     def _close(self, time_s: float, *, checkpoint: bool = True) -> list[Action]:
         self._leave(Cause.CLOSE, time_s)
@@ -142,50 +157,15 @@ class Swapper:
     # Rollout
 
     def consider_swap(self) -> list[Action]:
-        """Asks the policy, unless a hold for partials about to expire is still running."""
-        settings = self._settings
-        max_batches = min(max_swap_interval(settings.max_staleness), self.num_steps_left)
-        view = RolloutView(
-            time_s=self.now_s,
-            rollout_started_s=self._entered_s,
-            num_ready_batches=len(self._buffer.plan(self.trainer_version, max_batches)),
-            num_unfinished=self._buffer.num_unfinished,
-            num_steps_left=self.num_steps_left,
-            max_batches=max_batches,
+        """Asks the policy; enters the swap where it is due."""
+        answer = self._departure.consider(
+            self.trainer_version, now_s=self.now_s, rollout_started_s=self._entered_s
         )
-        decision = self._policy.decide(view)
-        if isinstance(decision, Stay):
-            self._wanted_since_s = None
-            return self._ask_again(decision.until_s)
-        if not 1 <= decision.num_batches <= view.num_ready_batches:
-            raise ProtocolError(f"the policy wants {decision.num_batches} batches of {view}")
-        if hold_until_s := self._hold(decision.num_batches):
-            return self._ask_again(hold_until_s)
-        self._num_batches = decision.num_batches
-        self._wanted_since_s = None
+        if not isinstance(answer, int):
+            return answer
+        self._num_batches = answer
         self._parked = False
-        return [*self._enter(Cause.SWAP_DUE, self.now_s)]
-
-    def _ask_again(self, at_s: float | None) -> list[Action]:
-        if at_s is None or at_s == self._asked_until_s:
-            return []
-        self._asked_until_s = at_s
-        return [SetTimer(timer="swap", at_s=at_s)]
-
-    def _hold(self, num_batches: int) -> float | None:
-        """Until when the swap is held for unfinished work that it would expire, if at all."""
-        if num_batches >= self.num_steps_left:
-            return None  # nothing is trained after it, so nothing expires
-        grace_s = self._settings.expiry_grace_s
-        if self._wanted_since_s is None:
-            self._wanted_since_s = self.now_s
-        until_s = self._wanted_since_s + grace_s
-        if self.now_s >= until_s:
-            return None
-        next_version = Version(self.trainer_version + num_batches)
-        stale = self._buffer.stale_groups(next_version)
-        unfinished = any(m.is_unfinished for g in stale for m in self._buffer.members(g))
-        return until_s if unfinished else None
+        return self._enter(Cause.SWAP_DUE, self.now_s)
 
     def request_returned(self, time_s: float) -> list[Action]:
         return self._try_end_parking(time_s) if self.phase is Phase.PARKING else []
@@ -204,7 +184,7 @@ class Swapper:
                 self._buffer, self._books, self._settings, next_version, time_s
             )
         crossing.count_carried(self._buffer, self._books)
-        self._level = self.ledger.sleep_level(self._settings.sleep)
+        actions.append(self.residency.adopt_plan())
         return actions + self._enter(Cause.DONE, time_s)
 
     # Phases
@@ -217,57 +197,68 @@ class Swapper:
                 f"the engine reports version {event.version} after version "
                 f"{self.trainer_version} was published"
             )
-        self.ledger.observe(event.peak, event.memory)
         if self.phase is Phase.CLOSING:
+            self.ledger.observe(event.peak, event.memory)
             self._leave(Cause.DONE, event.time_s)
             return []
+        if contradiction := self.residency.phase_ended(event):
+            return self.fail(f"{contradiction}. {self._describe_memory()}", event.time_s)
+        self._record.see(event.peak, event.memory)
         if self.phase is Phase.PARKING:
             self._parked = True
-            self.ledger.awake = event.memory or self.ledger.awake
             return self._try_end_parking(event.time_s)
+        if self.phase is Phase.SLEEPING and self.residency.mode is SleepMode.LEVEL_2:
+            self._weights_of = None
         if self.phase is Phase.PUBLISHING:
-            self.engine_version = self.trainer_version
-        if self.phase is Phase.TRAINER_WAKING:
-            self._trainer_is_loaded = True
-        if self.phase is Phase.TRAINER_OFFLOADING:
-            self._trainer_is_loaded = self._level == 0
+            self.engine_version = self._weights_of = self.trainer_version
+        if self.phase is Phase.TRAINER_OFFLOADING and self._saves:
+            self._saved_version = self.trainer_version
         return self._try_leave(event.memory, event.time_s)
 
     def memory_sampled(self, event: MemorySampled) -> list[Action]:
         self.ledger.observe(event.memory)
-        if not self._waits_for_memory:
-            return []
+        return self._try_leave(event.memory, event.time_s) if self._waits else []
+
+    def relieved(self, event: Relieved) -> list[Action]:
+        if not self._waits:
+            raise ProtocolError(f"nothing was to be relieved: the run is in {self.phase}")
+        self.residency.relieved(event)
+        if self.residency.mode is SleepMode.LEVEL_2:
+            self._weights_of = None
         return self._try_leave(event.memory, event.time_s)
 
     def _try_leave(self, memory: MemorySample | None, time_s: float) -> list[Action]:
-        """Leaves the phase if what it is for is true as measured; else measures again."""
-        if not self._is_achieved(memory):
-            return [SampleMemory(at_s=time_s + MEMORY_POLL_S)]
-        if self.phase is Phase.SLEEPING:
-            self.ledger.asleep = memory or self.ledger.asleep
+        """Leaves the phase if what it is for is true as measured; else measures or relieves."""
+        if text := self.residency.host_overdraft(self.phase, memory):
+            return self.fail(text, time_s)
+        if not self.residency.is_achieved(self.phase, memory):
+            self._waits = True
+            remedy = self.residency.remedy(self.phase, time_s)
+            return [remedy or SampleMemory(at_s=time_s + MEMORY_POLL_S)]
+        self._waits = False
+        warnings = self.residency.leave(self.phase, memory, time_s)
+        self._books.warnings += [warning.message for warning in warnings]
+        actions: list[Action] = [*warnings]
         if self.phase is Phase.KV_WAKING:
-            self.ledger.woken = memory or self.ledger.woken
-            self._books.swaps += self._num_batches > 0
+            actions += self._close_swap(time_s)
             if self.num_steps_left <= 0 and not self.is_stopping:
                 self.outcome = Outcome(status="completed")
-                return self._close(time_s, checkpoint=False)
+                return actions + self._close(time_s, checkpoint=False)
         if self.is_stopping:
-            return self._close(time_s)
+            return actions + self._close(time_s)
         if self.phase is Phase.STARTING and self.ledger.overdraft(memory):
-            return self.fail(self._explain_overdraft(), time_s)
+            return actions + self.fail(self._explain_overdraft(), time_s)
         resumes = self.phase is Phase.STARTING and self.trainer_version > 0
-        return self._enter(Cause.RESUMED if resumes else Cause.DONE, time_s)
+        return actions + self._enter(Cause.RESUMED if resumes else Cause.DONE, time_s)
 
-    @property
-    def _waits_for_memory(self) -> bool:
-        return self.phase in (Phase.SLEEPING, Phase.TRAINER_OFFLOADING)
-
-    def _is_achieved(self, memory: MemorySample | None) -> bool:
-        if self.phase is Phase.SLEEPING:
-            return self.ledger.has_slept(memory)
-        if self.phase is Phase.TRAINER_OFFLOADING and self._level > 0:
-            return self.ledger.engine_fits(memory)
-        return True
+    def _close_swap(self, time_s: float) -> list[Action]:
+        """The swap's line in the journal; a resume passes here too, and is no swap."""
+        self._expects = False
+        if not self._num_batches:
+            return []
+        self._books.swaps += 1
+        self._record.left(self.phase, time_s - self._entered_s)
+        return [self._record.close(self._books.swaps, self.engine_version, self.residency)]
 
     def batch_trained(self, event: BatchTrained) -> list[Action]:
         lease = self._buffer.leased(event.batch)
@@ -287,7 +278,8 @@ class Swapper:
             )
         self._leases.popleft()
         self.trainer_version = event.version
-        self.ledger.observe_training(event.peak, event.memory)
+        self.residency.trained(event.peak, event.memory)
+        self._record.see(event.peak, event.memory)
         if self.is_stopping:
             return actions + self._close(event.time_s)
         if self._leases:
@@ -307,9 +299,14 @@ class Swapper:
     def _leave(self, cause: Cause, time_s: float) -> None:
         entered = next_phase(self.phase, cause)
         self._books.enter_phase(self.phase, entered, self._entered_s, time_s)
+        self._record.left(self.phase, time_s - self._entered_s)
+        if entered is Phase.PARKING:
+            self._record.begin()
         self.phase = entered
         self._entered_s = self.progress_s = self.now_s = time_s
         self._num_entries += 1
+        self._waits = False
+        self.residency.enter(entered, time_s)
 
     def _enter(self, cause: Cause, time_s: float) -> list[Action]:
         """Enters the next phase; one in which nothing is to be done is passed through."""
@@ -321,30 +318,37 @@ class Swapper:
         action = self._action_of_phase()
         if action is None:
             return self._enter(Cause.DONE, time_s)
+        self._waits = isinstance(action, SampleMemory)
         return [*self._set_deadline(time_s), action]
 
     def _action_of_phase(self) -> Action | None:
-        asleep = self._level > 0
+        residency = self.residency
         match self.phase:
             case Phase.PARKING:
                 return Park()
             case Phase.SLEEPING:
-                return Sleep(level=self._level) if self._level else None
+                return residency.sleep(self.now_s)
             case Phase.TRAINER_WAKING:
-                return None if self._trainer_is_loaded else LoadTrainer()
+                return LoadTrainer() if residency.evicted else None
             case Phase.TRAINER_OFFLOADING:
-                cursor = self._cursor() if self._checkpoint_is_due else None
-                if not asleep and cursor is None:
-                    return None
-                return OffloadTrainer(
-                    offload=asleep, checkpoint=cursor, version=self.trainer_version
-                )
+                self._saves = self._checkpoint_is_due
+                self._expects = self._verification_is_due
+                cursor = self._cursor() if self._saves else None
+                return residency.offload(cursor, self.trainer_version, expect=self._expects)
             case Phase.WEIGHTS_WAKING:
-                return WakeWeights() if asleep else None
+                return WakeWeights() if residency.weights_are_asleep else None
             case Phase.PUBLISHING:
-                return Publish(version=self.trainer_version)
+                # Weights that the engine has already are not sent again.
+                if self._weights_of == self.trainer_version:
+                    return None
+                return Publish(
+                    version=self.trainer_version,
+                    offload=ordered(residency.plan.offload_after_push),
+                )
             case _:
-                return WakeKv(asleep=asleep)
+                residency.check_exclusion()
+                asleep = residency.mode is not SleepMode.PAUSE
+                return WakeKv(asleep=asleep, verify=self._expects)
 
     @property
     def _checkpoint_is_due(self) -> bool:
@@ -352,6 +356,12 @@ class Swapper:
         began = self.trainer_version - self._num_batches
         crossed = bool(every) and self.trainer_version // every > began // every
         return crossed or self.num_steps_left == 0
+
+    @property
+    def _verification_is_due(self) -> bool:
+        """The first swap's, and then every so many: what is wrong in kind shows at once."""
+        every = self._settings.verify_every
+        return every > 0 and self._books.swaps % every == 0
 
     # Time
 
@@ -388,26 +398,19 @@ class Swapper:
         return []
 
     def _explain_deadline(self) -> str:
-        waits_for = ""
         if self.phase is Phase.PARKING:
-            waits_for = f" It waits for {self._requests.num_inflight} requests in flight."
-        elif self.phase is Phase.SLEEPING and not self._is_achieved(self.ledger.last):
-            waits_for = " It waits for the engine to hold less than when it was awake."
-        elif self.phase is Phase.TRAINER_OFFLOADING and not self._is_achieved(self.ledger.last):
-            wanted = self.ledger.wanted_by_engine(self.ledger.last) or 0
-            waits_for = (
-                f" It waits for {wanted >> 20} MiB free, so that the engine can wake: lower "
-                "inference.kv_cache_memory_bytes, or raise memory.budget_bytes if it is set."
-            )
-        return (
-            f"{self.phase} has not ended by its deadline.{waits_for} "
-            f"Memory: {self.ledger.describe()}"
-        )
+            waits = f" It waits for {self._requests.num_inflight} requests in flight."
+        else:
+            waits = self.residency.explain_wait(self.phase)
+        return f"{self.phase} has not ended by its deadline.{waits} {self._describe_memory()}"
+
+    def _describe_memory(self) -> str:
+        return f"Memory: {self.ledger.describe()}"
 
     def _explain_overdraft(self) -> str:
         return (
             "engine and offloaded trainer together hold more than memory.budget_bytes: raise it, "
-            f"or lower inference.kv_cache_memory_bytes. Memory: {self.ledger.describe()}"
+            f"or lower inference.kv_cache_memory_bytes. {self._describe_memory()}"
         )
 
     def _explain_idling(self) -> str:

@@ -63,6 +63,39 @@ def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
+class Part(StrEnum):
+    """What a tenant holds of the device and can be made to give up.
+
+    The engine's: ``KV_CACHE`` and ``WEIGHTS``. The trainer's, shards of one rank: ``PARAMETERS`` as
+    the forward pass reads them, ``GRADIENTS``, ``OPTIMIZER`` (master weights and moments),
+    ``REFERENCE`` (the frozen model that a KL term is taken to).
+    """
+
+    KV_CACHE = "kv_cache"
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    REFERENCE = "reference"
+    PARAMETERS = "parameters"
+
+
+ENGINE_PARTS = frozenset({Part.KV_CACHE, Part.WEIGHTS})
+TRAINER_PARTS = frozenset(Part) - ENGINE_PARTS
+
+
+class SleepMode(StrEnum):
+    """What a swap takes from the engine, from least to most; PAUSE takes nothing.
+
+    ``LEVEL_1`` keeps a copy of the weights in host memory, ``LEVEL_2`` keeps none: after it only a
+    publication makes the engine usable. The names are vLLM's; KV is its release of the cache alone.
+    """
+
+    PAUSE = "0"
+    KV = "kv"
+    LEVEL_1 = "1"
+    LEVEL_2 = "2"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySample:
     """What a memory probe read at one instant, in bytes.
@@ -70,11 +103,16 @@ class MemorySample:
     ``used`` and ``total`` are of the *device*: the GPU where there is one, else the configured
     budget or the machine's RAM. ``tenants`` is what the processes of each tenant hold of it
     (``"engine"``, ``"trainer"``); a tenant whose bytes cannot be known is absent, never zero.
+    ``host_used`` is the RAM that all processes of the run hold, pinned memory included, and
+    ``host_free`` what they may still take: the smaller of what ``memory.host_budget_bytes``
+    leaves and what the machine has available.
     """
 
     used: int
     total: int
     tenants: Mapping[str, int] = field(default_factory=dict)
+    host_used: int | None = None
+    host_free: int | None = None
 
     @property
     def free(self) -> int:

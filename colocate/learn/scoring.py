@@ -40,12 +40,17 @@ class TokenScorer(nn.Module):
         return (hidden[self._wanted].unsqueeze(0),)
 
     def forward(
-        self, batch: MicroBatch, *, with_entropy: bool, entropy_grad: bool = False
+        self,
+        batch: MicroBatch,
+        *,
+        with_entropy: bool,
+        entropy_grad: bool = False,
+        temperature: float | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Float32 log-probability of each wanted token, and the entropy of its distribution.
 
         Both are (N,), in nats. The entropy is None unless asked for, and outside of the graph
-        unless ``entropy_grad``.
+        unless ``entropy_grad``. ``temperature`` stands for the scorer's own in this call.
         """
         self._wanted = (batch.batch_index, batch.positions)
         try:
@@ -55,7 +60,7 @@ class TokenScorer(nn.Module):
         return token_logprobs(
             output.logits[0],
             batch.targets,
-            temperature=self._temperature,
+            temperature=self._temperature if temperature is None else temperature,
             with_entropy=with_entropy,
             entropy_grad=entropy_grad,
         )

@@ -12,12 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from colocate.config import RunConfig
-from colocate.preflight import callables, files, learning, machine
+from colocate.preflight import (
+    callables,
+    deepspeed,
+    engine_args,
+    files,
+    learning,
+    machine,
+    memory,
+    trainer,
+)
 from colocate.preflight.table import RULES, Rule
 from colocate.problems import ConfigurationError, Problem
 from colocate.schema import REQUIRED, examine
 
-__all__ = ["RULES", "Rule", "callables", "find_problems", "learning", "machine", "validate"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "callables",
+    "deepspeed",
+    "engine_args",
+    "find_problems",
+    "learning",
+    "machine",
+    "memory",
+    "trainer",
+    "validate",
+]
 
 
 def find_problems(

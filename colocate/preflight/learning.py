@@ -80,6 +80,22 @@ def _groups_vary(temperature: float, group_size: int) -> Iterator[Problem]:
         )
 
 
+@rule("rollout.top_p", "rollout.top_k", "rollout.min_p")
+def _trainer_knows_what_was_sampled_from(
+    top_p: float, top_k: int | None, min_p: float
+) -> Iterator[Problem]:
+    for name, value, off in (("top_p", top_p, 1.0), ("top_k", top_k, None), ("min_p", min_p, 0.0)):
+        if value != off:
+            shown = "null" if off is None else off
+            yield Problem(
+                field=f"rollout.{name}",
+                value=value,
+                rule=f"must be {shown}: {name} sampling without a mask in the trainer makes its "
+                "probabilities, over the whole vocabulary, others than those sampled from",
+                remedy=f"set rollout.{name}={shown}; rollout.temperature is known to both",
+            )
+
+
 @rule("trainer.num_minibatches", "algorithm.group_size", "algorithm.groups_per_step")
 def _minibatches_divide_the_batch(
     num_minibatches: int, group_size: int, groups_per_step: int

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-import psutil
 
 from colocate.machine import DeviceChoice, num_cores, read_gpus, resolve_device
 from colocate.preflight.table import rule
@@ -49,29 +48,17 @@ def _embedded_heads_divide(
         )
 
 
-@rule("inference.num_engines")
-def _one_engine(num_engines: int) -> Iterator[Problem]:
-    if num_engines > 1:
-        yield Problem(
-            field="inference.num_engines",
-            value=num_engines,
-            rule="must be 1: this version drives a single engine",
-            remedy="set inference.num_engines=1; inference.tensor_parallel_size spreads it over "
-            "several devices",
-        )
-
-
-@rule("device", "trainer.num_ranks", "inference.tensor_parallel_size")
+@rule("device", "trainer.num_ranks", "inference.num_engines", "inference.tensor_parallel_size")
 def _devices_suffice(
-    device: DeviceChoice, num_ranks: int, tensor_parallel_size: int
+    device: DeviceChoice, num_ranks: int, num_engines: int, tensor_parallel_size: int
 ) -> Iterator[Problem]:
     if resolve_device(device, os.environ) == "cpu":
         if tensor_parallel_size > num_cores():
             yield Problem(
                 field="inference.tensor_parallel_size",
                 value=tensor_parallel_size,
-                rule=f"must be at most {num_cores()}, the cores that this process may use: each "
-                "engine worker is bound to its own",
+                rule=f"must be at most {num_cores()}, the cores that this process may use: the "
+                "workers of an engine wait for each other in every layer",
                 remedy="set inference.tensor_parallel_size=1",
             )
         return
@@ -84,37 +71,40 @@ def _devices_suffice(
             remedy="set device=cpu, or see `colocate doctor`",
         )
         return
+    num_gpus = len(gpus.devices)
+    num_workers = num_engines * tensor_parallel_size
+    too_many = False
     for field, value in (
         ("trainer.num_ranks", num_ranks),
         ("inference.tensor_parallel_size", tensor_parallel_size),
     ):
-        if value > len(gpus.devices):
+        if value > num_gpus:
+            too_many = True
             yield Problem(
                 field=field,
                 value=value,
-                rule=f"must be at most {len(gpus.devices)}, the GPUs that are visible",
-                remedy=f"set {field}={len(gpus.devices)}, or make more GPUs visible",
+                rule=f"must be at most {num_gpus}, the GPUs that are visible",
+                remedy=f"set {field}={num_gpus}, or make more GPUs visible",
             )
-
-
-@rule("device", "inference.kv_cache_memory_bytes", "memory.budget_bytes", "memory.margin_bytes")
-def _kv_cache_fits(
-    device: DeviceChoice, kv_cache_bytes: int, budget_bytes: int | None, margin_bytes: int
-) -> Iterator[Problem]:
-    if budget_bytes is not None:
-        limit, name = budget_bytes, "memory.budget_bytes"
-    elif resolve_device(device, os.environ) == "cpu":
-        limit, name = psutil.virtual_memory().total, "this machine's RAM"
-    else:
-        limit, name = read_gpus(os.environ).smallest_bytes, "the GPU's memory"
-    if limit and kv_cache_bytes + margin_bytes >= limit:
+    if too_many:
+        return
+    if num_workers > num_gpus:
+        most = num_gpus // tensor_parallel_size
         yield Problem(
-            field="inference.kv_cache_memory_bytes",
-            value=kv_cache_bytes,
-            rule=f"with memory.margin_bytes = {margin_bytes} must be below {name} = {limit}",
-            remedy=f"lower it, or raise {name}"
-            if budget_bytes is not None
-            else "lower inference.kv_cache_memory_bytes",
+            field="inference.num_engines",
+            value=num_engines,
+            rule=f"times inference.tensor_parallel_size = {tensor_parallel_size} must be at most "
+            f"{num_gpus}, the GPUs that are visible",
+            remedy=f"set inference.num_engines={most}, or make more GPUs visible",
+        )
+    elif num_ranks < num_workers:
+        yield Problem(
+            field="trainer.num_ranks",
+            value=num_ranks,
+            rule=f"must be at least inference.num_engines x inference.tensor_parallel_size = "
+            f"{num_workers}: weights pass by CUDA IPC, within a GPU, so each GPU of an engine "
+            "needs a rank of the trainer",
+            remedy=f"set trainer.num_ranks={num_workers}, or use fewer GPUs for engines",
         )
 
 
@@ -131,10 +121,16 @@ def _allocator_allows_sleep(device: DeviceChoice, sleep: str | int) -> Iterator[
         )
 
 
+_EXPANDABLE_SEGMENTS = re.compile(r"(?:^|,)\s*expandable_segments\s*:\s*(?:true|1)\s*(?:,|$)", re.I)
+
+
 def allocator_setting(environment: Mapping[str, str]) -> str | None:
-    """The environment variable that asks torch for expandable segments, if one does."""
+    """The environment variable that asks torch for expandable segments, if one does.
+
+    torch reads the first that is set, and vLLM's checks the second, so both count.
+    """
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        if "expandable_segments:true" in environment.get(name, "").replace(" ", "").lower():
+        if _EXPANDABLE_SEGMENTS.search(environment.get(name, "")):
             return name
     return None
 

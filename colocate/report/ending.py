@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colocate.core.phases import SWAP, Phase
+from colocate.report.ledger import render_ledger
 from colocate.report.records import read_metrics
 from colocate.report.words import count, counted, duration, share, size_of
 
@@ -73,6 +74,10 @@ def render_ending(
     for title, transcript in ((first_title, before), ("After training", after)):
         if transcript and (title == first_title or transcript != before):
             parts += [Text(), Text(title, style="bold"), Text(transcript)]
+    if summary["status"] == "failed" and summary["memory"]["ledger"]["now"]:
+        parts += [Text(), render_ledger(summary["memory"]["ledger"])]
+    for warning in summary["warnings"]:
+        parts += [Text(), Text(f"Warning: {warning}", style="yellow")]
     parts += [Text(), Text("Results in ", style="bold").append(str(run_dir))]
     files = _grid()
     for name, meaning in _FILES.items():

@@ -23,6 +23,7 @@ from typing import Any
 from colocate.core.types import MemorySample
 
 MEMORY_COUNTER = "memory_bytes"
+HOST_MEMORY_COUNTER = "host_memory_bytes"
 
 _SCHEDULE, _REQUESTS, _ENVIRONMENTS = 1, 2, 3
 _PROCESS_NAMES = {
@@ -103,15 +104,32 @@ class TraceWriter:
         )
 
     def memory(self, time_s: float, sample: MemorySample) -> None:
-        """A reading, as a counter of bytes: one area a tenant, and one for all else on the device.
+        """A reading, as counters of bytes: one area a tenant, and one for all else on the device.
 
-        Where no tenant's share is known, one area for the whole.
+        Where no tenant's share is known, one area for the whole. The host's RAM is a counter of
+        its own: what the run holds of it, and what it may still take.
         """
         known = sum(sample.tenants.values())
         values: dict[str, float] = dict(sample.tenants)
         if sample.used > known:
             values["other" if values else "used"] = sample.used - known
         self.counter(MEMORY_COUNTER, time_s, values)
+        host = {"used": sample.host_used, "free": sample.host_free}
+        known_of_host = {name: value for name, value in host.items() if value is not None}
+        if known_of_host:
+            self.counter(HOST_MEMORY_COUNTER, time_s, known_of_host)
+
+    def telemetry(self, time_s: float, values: Mapping[str, float]) -> None:
+        """Values named as ``"gpu0.power_w"``: one counter for what stands before the first dot.
+
+        Perfetto draws a track for each value of a counter, so that units do not mix.
+        """
+        tracks: dict[str, dict[str, float]] = {}
+        for name, value in values.items():
+            track, _, key = name.partition(".")
+            tracks.setdefault(track, {})[key or "value"] = value
+        for track, shown in tracks.items():
+            self.counter(track, time_s, shown)
 
     def instant(self, name: str, time_s: float, args: Mapping[str, Any] | None = None) -> None:
         """Something that happened: a line across the schedule."""

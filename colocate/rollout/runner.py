@@ -207,6 +207,7 @@ class Runner:
                 RequestEnded(
                     time_s=desk.now_s(),
                     trajectory=self._trajectory,
+                    attempt=self._attempt,
                     request=request,
                     finish_reason=finish_reason,
                     spans=spans,
@@ -238,6 +239,7 @@ class Runner:
                 temperature=desk.rules.temperature,
                 stop_token_ids=desk.rules.stop_token_ids,
                 stop=desk.rules.stop,
+                affinity=str(self._trajectory),
             )
         )
 

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from colocate.core.events import PromptCursor
-from colocate.core.types import FinishReason, GroupId, MemorySample, Span, Version
+from colocate.core.memory import EVICTED
+from colocate.core.types import (
+    ENGINE_PARTS,
+    TRAINER_PARTS,
+    FinishReason,
+    GroupId,
+    MemorySample,
+    Part,
+    SleepMode,
+    Span,
+    Version,
+)
 from colocate.ports import (
     Generation,
     GenerationRequest,
@@ -53,7 +63,8 @@ class SimInference:
         self._parked = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._asleep: set[WakeTag] = set()
+        self._asleep: frozenset[Part] = frozenset()
+        self._weights_are_valid = True
         self._running = 0
         self._started = False
 
@@ -61,10 +72,17 @@ class SimInference:
     def held_bytes(self) -> int:
         if not self._started:
             return 0
-        s = self.settings
-        held = s.residual_bytes
-        held += 0 if "weights" in self._asleep else s.weight_bytes
-        return held + (0 if "kv_cache" in self._asleep else s.kv_bytes)
+        return self.settings.residual_bytes + sum(self._held().values())
+
+    def _held(self) -> dict[Part, int]:
+        sizes = {Part.KV_CACHE: self.settings.kv_bytes, Part.WEIGHTS: self.settings.weight_bytes}
+        return {part: 0 if part in self._asleep else size for part, size in sizes.items()}
+
+    async def residency(self) -> Mapping[Part, int]:
+        return self._held() if self._started else dict.fromkeys(ENGINE_PARTS, 0)
+
+    async def collect(self) -> None:
+        await asyncio.sleep(self.settings.sleep_s)
 
     async def start(self) -> None:
         await asyncio.sleep(1.0)
@@ -75,6 +93,8 @@ class SimInference:
             raise RuntimeError(f"request {request.request_id} reached an engine that is not there")
         if self._asleep:
             raise RuntimeError(f"request {request.request_id} reached a sleeping engine")
+        if not self._weights_are_valid:
+            raise RuntimeError(f"request {request.request_id} reached an engine without weights")
         self.num_requests += 1
         self._running += 1
         self._idle.clear()
@@ -119,23 +139,32 @@ class SimInference:
     async def resume(self) -> None:
         self._parked.clear()
 
-    async def sleep(self, level: Literal[1, 2]) -> None:
+    async def sleep(self, mode: SleepMode) -> None:
         if not self._parked.is_set():
             raise RuntimeError("the engine was put to sleep without having been parked")
+        if mode is SleepMode.PAUSE:
+            raise ValueError("a pause is a park, and no sleep")
         await asyncio.sleep(self.settings.sleep_s)
-        self._asleep = {"weights", "kv_cache"}
+        self._asleep |= EVICTED[mode]
+        self._weights_are_valid &= mode is not SleepMode.LEVEL_2
 
     async def wake(self, tag: WakeTag) -> None:
-        if tag == "kv_cache" and "weights" in self._asleep:
+        part = Part(tag)
+        if part is Part.KV_CACHE and Part.WEIGHTS in self._asleep:
             raise RuntimeError("the KV cache was woken before the weights")
         await asyncio.sleep(self.settings.wake_s)
-        self._asleep.discard(tag)
-        if not self._asleep:
+        self._asleep -= {part}
+        if part is Part.KV_CACHE:
             await self.resume()
+
+    def take_weights(self, version: Version) -> None:
+        """A whole set has arrived."""
+        self.version = version
+        self._weights_are_valid = True
 
     def check_update(self) -> None:
         """Refuses new weights where a request could read them half-loaded, or where none fit."""
-        if not self._parked.is_set() or "weights" in self._asleep:
+        if not self._parked.is_set() or Part.WEIGHTS in self._asleep:
             raise RuntimeError("weights are published to a parked engine whose weights are awake")
 
     def process_ids(self) -> Sequence[int]:
@@ -148,10 +177,22 @@ class SimInference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTrainerSettings:
+    """``parts`` are bytes on the device when everything is there; a move takes ``move_s``, and
+    ``byte_s`` for each byte."""
+
     token_s: float = 1e-4
-    state_bytes: int = 6 * 2**30
+    parts: Mapping[Part, int] = field(
+        default_factory=lambda: {
+            Part.PARAMETERS: 2**30,
+            Part.GRADIENTS: 2**30,
+            Part.OPTIMIZER: 4 * 2**30,
+            Part.REFERENCE: 0,
+        }
+    )
     activation_bytes: int = 2**30
+    residual_bytes: int = 0
     move_s: float = 0.2
+    byte_s: float = 0.0
 
 
 class SimTrainer:
@@ -160,24 +201,44 @@ class SimTrainer:
     def __init__(self, settings: SimTrainerSettings | None = None) -> None:
         self.settings = settings or SimTrainerSettings()
         self.version = Version(0)
-        self.is_loaded = False
         self.trained: list[TrainingBatch] = []
+        self._away: frozenset[Part] = TRAINER_PARTS
+        self._started = False
         self._is_training = False
 
     @property
+    def is_loaded(self) -> bool:
+        return self._started and not self._away
+
+    @property
     def held_bytes(self) -> int:
-        s = self.settings
-        return (s.state_bytes if self.is_loaded else 0) + (
-            s.activation_bytes if self._is_training else 0
-        )
+        if not self._started:
+            return 0
+        activations = self.settings.activation_bytes if self._is_training else 0
+        return self.settings.residual_bytes + activations + sum(self._held().values())
+
+    def _held(self) -> dict[Part, int]:
+        sizes = self.settings.parts
+        return {part: 0 if part in self._away else sizes.get(part, 0) for part in TRAINER_PARTS}
+
+    async def residency(self) -> Mapping[Part, int]:
+        return self._held() if self._started else dict.fromkeys(TRAINER_PARTS, 0)
+
+    async def collect(self) -> None:
+        await asyncio.sleep(self.settings.move_s)
 
     async def start(self) -> None:
         await asyncio.sleep(1.0)
-        self.is_loaded = True
+        self._started = True
+        self._away = frozenset()
 
     async def load(self) -> None:
-        await asyncio.sleep(self.settings.move_s)
-        self.is_loaded = True
+        await self._move(self._away)
+        self._away = frozenset()
+
+    async def _move(self, parts: Collection[Part]) -> None:
+        num_bytes = sum(self.settings.parts.get(part, 0) for part in parts)
+        await asyncio.sleep(self.settings.move_s + num_bytes * self.settings.byte_s)
 
     async def train(self, batch: TrainingBatch) -> StepReport:
         if not self.is_loaded:
@@ -202,9 +263,9 @@ class SimTrainer:
             },
         )
 
-    async def offload(self) -> None:
-        await asyncio.sleep(self.settings.move_s)
-        self.is_loaded = False
+    async def offload(self, parts: Collection[Part]) -> None:
+        await self._move(set(parts) - self._away)
+        self._away |= frozenset(parts)
 
     async def save(self, folder: Path) -> None:
         await asyncio.sleep(self.settings.move_s)
@@ -217,7 +278,7 @@ class SimTrainer:
         return ()
 
     async def close(self) -> None:
-        self.is_loaded = False
+        self._started = False
 
 
 class SimTransfer:
@@ -229,11 +290,22 @@ class SimTransfer:
         self._trainer = trainer
         self._inference = inference
         self._publish_s = publish_s
+        self._expected: Version | None = None
+
+    async def expect(self) -> None:
+        self._expected = self._trainer.version
+
+    async def verify(self) -> None:
+        if self._expected != self._inference.version:
+            raise RuntimeError(
+                f"verify: the engine answers with version {self._inference.version}, expected is "
+                f"{self._expected}"
+            )
 
     async def publish(self, version: Version) -> Publication:
         self._inference.check_update()
         await asyncio.sleep(self._publish_s)
-        self._inference.version = self._trainer.version
+        self._inference.take_weights(self._trainer.version)
         num_bytes = self._inference.settings.weight_bytes
         return Publication(version=self._trainer.version, num_tensors=1, num_bytes=num_bytes)
 

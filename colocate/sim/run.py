@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from colocate.core.events import PromptCursor, RunStarted
 from colocate.core.scheduler import Scheduler
@@ -67,9 +68,18 @@ class Simulation:
         self.checkpoints = SimCheckpoints()
         self.scheduler = Scheduler(settings)
         self.environments: list[SimEnvironment] = []
-        self.driver = Driver(
-            self.scheduler, self._ports(), self._rules(), JournalWriter(journal), observers
-        )
+        self.ports = self._ports()
+        self._journal = JournalWriter(journal)
+        self._observers = observers
+        self.driver = self._make_driver()
+
+    def replace_ports(self, **changes: Any) -> None:
+        """Before the run begins: other collaborators than the simulated ones."""
+        self.ports = replace(self.ports, **changes)
+        self.driver = self._make_driver()
+
+    def _make_driver(self) -> Driver:
+        return Driver(self.scheduler, self.ports, self._rules(), self._journal, self._observers)
 
     async def run(self, *, version: Version = FRESH, cursor: PromptCursor | None = None) -> Outcome:
         """Runs to the end; ``version`` above 0 resumes there."""

@@ -61,7 +61,7 @@ def test_a_complete_machine_lacks_nothing(facts: Facts, device: str) -> None:
     ("facts", "subject", "remedy"),
     [
         (replace(CPU_MACHINE, ram_bytes=2 * GIB), "RAM", "6 GiB"),
-        (replace(CPU_MACHINE, shm_free_bytes=64 * 2**20), "/dev/shm", "--shm-size"),
+        (replace(CPU_MACHINE, shm_free_bytes=0), "/dev/shm", "--shm-size"),
         (replace(CPU_MACHINE, disk_free_bytes=GIB), "disk", "hydra.run.dir"),
         (replace(CPU_MACHINE, compiler=None), "C++ compiler", "apt-get install g++"),
         (replace(CPU_MACHINE, ninja=None), "ninja", "pip install ninja"),
@@ -100,6 +100,17 @@ def test_a_package_that_is_not_installed_is_missing(name: str) -> None:
 
     assert finding.subject == name.removesuffix("-cpu")
     assert "tools/setup.sh" in finding.remedy
+
+
+def test_little_shared_memory_is_noted_and_refused_only_by_a_run_that_needs_more() -> None:
+    facts = replace(CPU_MACHINE, shm_free_bytes=64 * 2**20)
+
+    [note] = [finding for finding in judge(facts) if finding.grade == "note"]
+
+    assert missing(facts) == []
+    assert note.subject == "/dev/shm"
+    assert "64 MiB free" in note.what
+    assert "trainer.publish_bucket_bytes" in note.remedy
 
 
 def test_a_gpu_that_the_packages_cannot_use_is_noted() -> None:

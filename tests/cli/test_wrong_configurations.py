@@ -90,10 +90,78 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
         [QUICKSTART, "buffer.max_inflight=1000"],
         ["buffer.max_inflight = 1000", "at most 640"],
     ),
-    "two engines": ([QUICKSTART, "inference.num_engines=2"], ["inference.num_engines = 2"]),
     "cache above the budget": (
         [QUICKSTART, "memory.budget_bytes=1000000"],
         ["inference.kv_cache_memory_bytes", "memory.budget_bytes = 1000000"],
+    ),
+    "weights above the budget": (
+        [QUICKSTART, "model.embedded.num_layers=10000"],
+        ["inference.kv_cache_memory_bytes", "weights of", "the trainer's state of"],
+    ),
+    "host budget below what must be held": (
+        [QUICKSTART, "memory.host_budget_bytes=1000000"],
+        ["memory.host_budget_bytes = 1000000", "the trainer's state", "KV cache"],
+    ),
+    "buckets above shared memory": (
+        [
+            *(QUICKSTART, "model.embedded.num_layers=100000000"),
+            "trainer.publish_bucket_bytes=1000000000000",
+        ],
+        ["trainer.publish_bucket_bytes = 1000000000000", "of /dev/shm, which has", "--shm-size"],
+    ),
+    "sleep that there is not": (
+        [QUICKSTART, "inference.sleep=3"],
+        ["inference.sleep = 3", "'auto', 0, 'kv', 1 or 2"],
+    ),
+    "nucleus sampling": (
+        [QUICKSTART, "rollout.top_p=0.9"],
+        ["rollout.top_p = 0.9", "without a mask"],
+    ),
+    "top-k sampling": ([QUICKSTART, "rollout.top_k=50"], ["rollout.top_k = 50", "must be null"]),
+    "min-p sampling": ([QUICKSTART, "rollout.min_p=0.05"], ["rollout.min_p = 0.05", "must be 0.0"]),
+    "engine argument that colocate sets": (
+        [QUICKSTART, "+inference.engine_args.gpu_memory_utilization=0.9"],
+        ["engine_args.gpu_memory_utilization = 0.9", "set inference.kv_cache_memory_bytes"],
+    ),
+    "engine argument that vLLM does not know": (
+        [QUICKSTART, "+inference.engine_args.max_num_batchd_tokens=64"],
+        ["engine_args.max_num_batchd_tokens = 64", "did you mean `max_num_batched_tokens`?"],
+    ),
+    "engine argument without a plus": (
+        [QUICKSTART, "inference.engine_args.block_size=64"],
+        ["inference.engine_args.block_size", "+inference.engine_args.block_size=64"],
+    ),
+    "speculative decoding": (
+        [QUICKSTART, "+inference.engine_args.speculative_config={method: ngram}"],
+        ["engine_args.speculative_config", "does not reach a draft"],
+    ),
+    "quantized rollout": (
+        [QUICKSTART, "+inference.engine_args={quantization: fp8, kv_cache_dtype: fp8}"],
+        ["engine_args.quantization = 'fp8'", "engine_args.kv_cache_dtype = 'fp8'"],
+    ),
+    "adapters with sleep that may drop them": (
+        [QUICKSTART, "+inference.engine_args.enable_lora=true"],
+        ["engine_args.enable_lora = True", "inference.sleep=auto"],
+    ),
+    "pipeline parallelism": (
+        [QUICKSTART, "+inference.engine_args.pipeline_parallel_size=2"],
+        ["engine_args.pipeline_parallel_size = 2", "use inference.num_engines"],
+    ),
+    "prompts in pieces on CPU": (
+        [QUICKSTART, "device=cpu", "+inference.engine_args.enable_chunked_prefill=true"],
+        ["engine_args.enable_chunked_prefill = True", "off on CPU"],
+    ),
+    "DeepSpeed key that colocate sets": (
+        [QUICKSTART, "+trainer.deepspeed.zero_optimization.stage=3"],
+        ["trainer.deepspeed.zero_optimization.stage = 3", "set trainer.zero_stage"],
+    ),
+    "DeepSpeed key that there is not": (
+        [QUICKSTART, "+trainer.deepspeed.zero_optimisation.overlap_comm=true"],
+        ["trainer.deepspeed.zero_optimisation", "did you mean `zero_optimization`?"],
+    ),
+    "offload with DeepCompile": (
+        [QUICKSTART, "+trainer.deepspeed.compile.deepcompile=true"],
+        ["trainer.deepspeed.compile.deepcompile = True", "cannot be offloaded"],
     ),
     "idle before a step may time out": (
         [QUICKSTART, "supervision.idle_timeout_s=10"],
@@ -240,6 +308,34 @@ def test_all_problems_are_reported_together(
         "environment.factory",
     ):
         assert field in outcome.err
+
+
+def test_what_swaps_cannot_work_with_is_reported_together_before_anything_starts(
+    colocate: Callable[[Sequence[str]], Outcome], empty_folder: Path
+) -> None:
+    outcome = colocate(
+        [
+            "train",
+            QUICKSTART,
+            "device=cpu",
+            "rollout.top_p=0.9",
+            "memory.budget_bytes=1000000",
+            "+inference.engine_args={enable_lora: true, speculative_config: {method: ngram}}",
+            "+trainer.deepspeed.compile.deepcompile=true",
+        ]
+    )
+
+    assert outcome.status == 2
+    assert "5 problems" in outcome.err
+    for field in (
+        "rollout.top_p",
+        "inference.kv_cache_memory_bytes",
+        "inference.engine_args.enable_lora",
+        "inference.engine_args.speculative_config",
+        "trainer.deepspeed.compile.deepcompile",
+    ):
+        assert f". {field} = " in outcome.err
+    assert list(empty_folder.iterdir()) == []
 
 
 def test_a_rule_is_skipped_where_one_of_its_fields_is_wrong_already(

@@ -9,56 +9,12 @@ from typing import Any
 import pytest
 
 from colocate import machine
-from colocate.machine import Gpu, Gpus
+from colocate.machine import Gpus
 from colocate.preflight import RULES, find_problems, validate
 from colocate.preflight import machine as machine_rules
 from colocate.problems import ConfigurationError, Problem, merge
 from colocate.schema import known_paths
-
-SMALL: dict[str, Any] = {
-    "steps": 1,
-    "device": "cpu",
-    "model": {"embedded": {}},
-    "data": {"source": "colocate.embedded.digits:DigitPrompts"},
-    "inference": {"kv_cache_memory_bytes": 1000, "max_model_len": 64},
-    "rollout": {"max_new_tokens": 3},
-    "trainer": {},
-    "algorithm": {"group_size": 4, "groups_per_step": 4},
-    "scheduler": {},
-    "buffer": {},
-    "environment": {"factory": "colocate.embedded.digits:DigitSearch"},
-    "reward": {},
-    "memory": {},
-    "checkpoint": {},
-    "supervision": {},
-    "logger": {},
-}
-
-
-def with_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``SMALL`` with some fields changed, by path."""
-    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in SMALL.items()}
-    for path, value in values.items():
-        *sections, name = path.split(".")
-        node = tree
-        for section in sections:
-            node = node[section]
-        node[name] = value
-    return tree
-
-
-def fields_of(values: Mapping[str, Any]) -> set[str]:
-    return {problem.field for problem in find_problems(with_values(values))[1]}
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = Gpus(
-        devices=(Gpu(uuid="GPU-a", name="H200"), Gpu(uuid="GPU-b", name="H200")),
-        smallest_bytes=10_000_000_000,
-    )
-    monkeypatch.setattr(machine, "read_gpus", lambda environment: gpus)
-    monkeypatch.setattr(machine_rules, "read_gpus", lambda environment: gpus)
+from tests.config.trees import fields_of, problem_of, with_values
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -108,22 +64,63 @@ def test_ranks_and_workers_beyond_the_gpus_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_cache_larger_than_the_gpu_is_refused() -> None:
-    values = {"device": "cuda", "inference.kv_cache_memory_bytes": 10_000_000_000}
+def test_engines_side_by_side_need_a_gpu_for_each_worker() -> None:
+    values = {"device": "cuda", "trainer.num_ranks": 2, "inference.tensor_parallel_size": 2}
 
-    assert fields_of(values) == {"inference.kv_cache_memory_bytes"}
+    assert fields_of(values | {"inference.num_engines": 1}) == set()
+    problem = problem_of(values | {"inference.num_engines": 2})
+    assert problem.field == "inference.num_engines"
+    assert "set inference.num_engines=1" in problem.remedy
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("field", ["inference.num_engines", "inference.tensor_parallel_size"])
+def test_each_worker_of_an_engine_shares_its_gpu_with_a_rank(field: str) -> None:
+    problem = problem_of({"device": "cuda", field: 2, "trainer.num_ranks": 1})
+
+    assert problem.field == "trainer.num_ranks"
+    assert "CUDA IPC" in problem.rule
+    assert "set trainer.num_ranks=2" in problem.remedy
+    assert fields_of({"device": "cuda", field: 2, "trainer.num_ranks": 2}) == set()
+
+
+def test_engines_side_by_side_share_a_cpu() -> None:
+    assert fields_of({"device": "cpu", "inference.num_engines": 3}) == set()
 
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "expandable_segments:True",
+        "expandable_segments:1",
+        "max_split_size_mb:64, expandable_segments : true",
+        "expandable_segments:True,roundup_power2_divisions:[256:1,512:2]",
+    ],
+)
 def test_expandable_segments_exclude_sleep_on_gpus_only(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, "max_split_size_mb:64, expandable_segments:True")
+    monkeypatch.setenv(name, setting)
 
-    assert fields_of({"device": "cuda"}) == {"inference.sleep"}
+    for sleep in ("auto", "kv", 1, 2):
+        assert fields_of({"device": "cuda", "inference.sleep": sleep}) == {"inference.sleep"}
+    assert name in problem_of({"device": "cuda"}).remedy
     assert fields_of({"device": "cuda", "inference.sleep": 0}) == set()
     assert fields_of({"device": "cpu"}) == set()
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    "setting", ["", "expandable_segments:False", "expandable_segments:0", "max_split_size_mb:1"]
+)
+def test_other_settings_of_the_allocator_are_no_obstacle(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", setting)
+
+    assert fields_of({"device": "cuda"}) == set()
 
 
 @pytest.mark.usefixtures("two_gpus")

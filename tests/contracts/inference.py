@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from colocate.core.types import FinishReason, Version
+from colocate.core.types import FinishReason, Part, SleepMode, Version
 from colocate.ports import Generation, GenerationRequest, Inference
 
 
@@ -39,15 +39,20 @@ class EngineUnderTest:
         }
         return GenerationRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
-    async def swap(self, level: int) -> Version:
+    async def swap(self, *modes: SleepMode) -> Version:
         """A whole swap, as the driver does it; returns the version that was published."""
+        await self.inference.park()
+        for mode in modes:
+            await self.inference.sleep(mode)
+        await self.inference.wake("weights")
+        version = await self.publish_next()
+        await self.inference.wake("kv_cache")
+        return version
+
+    async def publish_next(self) -> Version:
         version = Version(self.next_version)
         self.next_version += 1
-        await self.inference.park()
-        await self.inference.sleep(level)  # type: ignore[arg-type]
-        await self.inference.wake("weights")
         await self.publish(version)
-        await self.inference.wake("kv_cache")
         return version
 
 
@@ -117,18 +122,66 @@ class InferenceContract:
         after = await engine.inference.generate(engine.request())
         assert after.finish_reason is FinishReason.LENGTH
 
-    @pytest.mark.parametrize("level", [1, 2])
+    @pytest.mark.parametrize(
+        "modes",
+        [
+            (SleepMode.KV,),
+            (SleepMode.LEVEL_1,),
+            (SleepMode.LEVEL_2,),
+            (SleepMode.KV, SleepMode.LEVEL_2),
+            (SleepMode.LEVEL_2, SleepMode.LEVEL_2),
+        ],
+        ids="+".join,
+    )
     async def test_tokens_after_a_swap_carry_the_published_version(
-        self, engine: EngineUnderTest, level: int
+        self, engine: EngineUnderTest, modes: tuple[SleepMode, ...]
     ) -> None:
-        version = await engine.swap(level)
+        version = await engine.swap(*modes)
         generation = await engine.inference.generate(engine.request())
         check_shape(generation)
         assert {span.version for span in generation.spans} == {version}
 
+    async def test_tokens_after_a_pause_carry_the_version_published_in_it(
+        self, engine: EngineUnderTest
+    ) -> None:
+        await engine.inference.park()
+        version = await engine.publish_next()
+        await engine.inference.resume()
+        generation = await engine.inference.generate(engine.request())
+        assert {span.version for span in generation.spans} == {version}
+
+    async def test_a_sleep_gives_up_what_its_mode_says_and_a_wake_takes_one_kind_back(
+        self, engine: EngineUnderTest
+    ) -> None:
+        inference = engine.inference
+        awake = await inference.residency()
+        assert set(awake) == {Part.KV_CACHE, Part.WEIGHTS}
+        assert min(awake.values()) > 0
+        await inference.park()
+        await inference.sleep(SleepMode.KV)
+        assert await inference.residency() == {**awake, Part.KV_CACHE: 0}
+        await inference.sleep(SleepMode.LEVEL_2)
+        assert set((await inference.residency()).values()) == {0}
+        await inference.wake("weights")
+        woken = await inference.residency()
+        assert woken[Part.KV_CACHE] == 0
+        assert woken[Part.WEIGHTS] > 0
+        await engine.publish_next()
+        await inference.wake("kv_cache")
+        assert await inference.residency() == awake
+
+    async def test_garbage_is_collected_only_while_parked(self, engine: EngineUnderTest) -> None:
+        with pytest.raises(RuntimeError, match="parked"):
+            await engine.inference.collect()
+        await engine.inference.park()
+        before = await engine.inference.residency()
+        await engine.inference.collect()
+        assert await engine.inference.residency() == before
+        await engine.inference.resume()
+
     async def test_sleep_without_a_park_is_refused(self, engine: EngineUnderTest) -> None:
         with pytest.raises(RuntimeError):
-            await engine.inference.sleep(2)
+            await engine.inference.sleep(SleepMode.LEVEL_2)
         generation = await engine.inference.generate(engine.request())
         assert generation.finish_reason is FinishReason.LENGTH
 
@@ -144,12 +197,11 @@ class InferenceContract:
         self, engine: EngineUnderTest
     ) -> None:
         await engine.inference.park()
-        await engine.inference.sleep(2)
+        await engine.inference.sleep(SleepMode.LEVEL_2)
         with pytest.raises(RuntimeError):
             await engine.inference.wake("kv_cache")
         await engine.inference.wake("weights")
-        await engine.publish(Version(engine.next_version))
-        engine.next_version += 1
+        await engine.publish_next()
         await engine.inference.wake("kv_cache")
         generation = await engine.inference.generate(engine.request())
         assert generation.finish_reason is FinishReason.LENGTH

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from colocate.core.types import BatchId, GroupId, TrajectoryId, Version
+from colocate.core.types import TRAINER_PARTS, BatchId, GroupId, Part, TrajectoryId, Version
 from colocate.ports import Trainer, TrainingBatch, TrainingSample
 
 
@@ -69,13 +69,44 @@ class TrainerContract:
         with pytest.raises(ValueError, match="token"):
             await under_test.trainer.train(under_test.batch(trainable=False))
 
-    async def test_an_offloaded_trainer_refuses_to_train_until_it_is_loaded(
-        self, under_test: TrainerUnderTest
+    @pytest.mark.parametrize(
+        "calls",
+        [
+            [TRAINER_PARTS],
+            [{Part.GRADIENTS}],
+            [TRAINER_PARTS - {Part.PARAMETERS}, {Part.PARAMETERS}],
+            [{Part.PARAMETERS}, {Part.OPTIMIZER}],
+            [{Part.OPTIMIZER}, TRAINER_PARTS, TRAINER_PARTS],
+        ],
+        ids=lambda calls: "-then-".join("+".join(sorted(parts)) for parts in calls),
+    )
+    async def test_whatever_was_offloaded_in_whatever_order_load_brings_back(
+        self, under_test: TrainerUnderTest, calls: list[set[Part]]
     ) -> None:
-        await under_test.trainer.offload()
-        with pytest.raises(ValueError, match="load"):
-            await under_test.trainer.train(under_test.batch())
-        await under_test.trainer.load()
-        report = await under_test.trainer.train(under_test.batch())
+        trainer = under_test.trainer
+        before = await trainer.residency()
+        for parts in calls:
+            await trainer.offload(parts)
+            with pytest.raises(ValueError, match="load"):
+                await trainer.train(under_test.batch())
+        await trainer.load()
+        assert await trainer.residency() == before
+        report = await trainer.train(under_test.batch())
         under_test.version += 1
         assert report.version == under_test.version
+
+    async def test_loading_what_never_left_changes_nothing(
+        self, under_test: TrainerUnderTest
+    ) -> None:
+        before = await under_test.trainer.residency()
+        await under_test.trainer.load()
+        await under_test.trainer.collect()
+        assert await under_test.trainer.residency() == before
+
+    async def test_residency_names_every_part_and_its_parameters_take_bytes(
+        self, under_test: TrainerUnderTest
+    ) -> None:
+        held = await under_test.trainer.residency()
+        assert held.keys() == TRAINER_PARTS
+        assert all(num_bytes >= 0 for num_bytes in held.values())
+        assert held[Part.PARAMETERS] > 0

@@ -34,7 +34,7 @@ def run_settings(draw: st.DrawFn) -> Settings:
         max_inflight=draw(st.none() | st.integers(1, 4)),
         on_stale=draw(st.sampled_from(["expire", "restart"])),
         max_filtered_fraction=1.0,
-        sleep=draw(st.sampled_from(["auto", 0, 1, 2])),
+        sleep=draw(st.sampled_from(["auto", "0", "kv", "1", "2"])),
     )
 
 

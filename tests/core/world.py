@@ -12,13 +12,19 @@ from dataclasses import dataclass, field
 from colocate.core import actions as act
 from colocate.core import events as ev
 from colocate.core.audit import Auditor
+from colocate.core.memory import EVICTED
 from colocate.core.phases import ENDS, Phase
+from colocate.core.remedies import Remedy
 from colocate.core.scheduler import Scheduler
 from colocate.core.settings import Settings
 from colocate.core.types import (
+    ENGINE_PARTS,
+    TRAINER_PARTS,
     Ending,
     FinishReason,
     MemorySample,
+    Part,
+    SleepMode,
     Span,
     TrajectoryId,
     Version,
@@ -39,6 +45,38 @@ PHASE_OF = {
 FAULTS = ("turn", "finish", "mask", "filter", "fail")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What everything takes of a device of ``total`` units, and what the probe can tell of it."""
+
+    total: int = 100
+    parts: dict[Part, int] = field(
+        default_factory=lambda: {
+            Part.KV_CACHE: 40,
+            Part.WEIGHTS: 10,
+            Part.PARAMETERS: 10,
+            Part.GRADIENTS: 10,
+            Part.OPTIMIZER: 30,
+            Part.REFERENCE: 0,
+        }
+    )
+    engine_rest: int = 10
+    trainer_rest: int = 0
+    activations: int = 10
+    strangers: int = 0
+    tells_tenants: bool = True
+
+    def size(self, parts: frozenset[Part]) -> int:
+        return sum(self.parts[part] for part in parts)
+
+    @property
+    def can_take_turns(self) -> bool:
+        """Whether each side fits alone, the other as far away as it goes."""
+        around = self.engine_rest + self.trainer_rest + self.strangers
+        training = around + self.size(TRAINER_PARTS) + self.activations
+        return max(training, around + self.size(ENGINE_PARTS)) <= self.total
+
+
 @dataclass
 class Actor:
     """A trajectory as the world knows it."""
@@ -52,7 +90,17 @@ class Actor:
 
 
 class World:
-    def __init__(self, settings: Settings, *, max_turns: int = 3) -> None:
+    def __init__(
+        self, settings: Settings, *, max_turns: int = 3, device: Device | None = None
+    ) -> None:
+        self.device = device or Device()
+        self.engine_gone: frozenset[Part] = frozenset()
+        self.trainer_gone = TRAINER_PARTS
+        self._is_training = False
+        self.peak_used = 0
+        self.engine_leak = 0
+        self.trainer_leak = 0
+        self.ineffective: set[type[act.Action]] = set()
         self.scheduler = Scheduler(settings)
         self.auditor = Auditor()
         self.actors: dict[TrajectoryId, Actor] = {}
@@ -62,7 +110,6 @@ class World:
         self._operation: act.Action | None = None
         self._swap_timers: list[float] = []
         self._wants_memory = False
-        self._engine_asleep = False
         self._parking = False
         self.take(ev.RunStarted(time_s=0.0, settings=settings))
 
@@ -128,8 +175,22 @@ class World:
         return self.time_s
 
     def memory(self) -> MemorySample:
-        engine = 10 if self._engine_asleep else 60
-        return MemorySample(used=engine, total=100, tenants={"engine": engine, "trainer": 0})
+        device = self.device
+        engine = (
+            self.engine_leak + device.engine_rest + device.size(ENGINE_PARTS - self.engine_gone)
+        )
+        trainer = (
+            self.trainer_leak + device.trainer_rest + device.size(TRAINER_PARTS - self.trainer_gone)
+        )
+        trainer += device.activations if self._is_training else 0
+        used = engine + trainer + device.strangers
+        self.peak_used = max(self.peak_used, used)
+        tenants = {"engine": engine, "trainer": trainer} if device.tells_tenants else {}
+        return MemorySample(used=used, total=device.total, tenants=tenants)
+
+    def held(self) -> dict[Part, int]:
+        gone = self.engine_gone | self.trainer_gone
+        return {part: 0 if part in gone else self.device.parts[part] for part in Part}
 
     def _sample_memory(self, _: int) -> None:
         self._wants_memory = False
@@ -145,10 +206,17 @@ class World:
         if isinstance(action, act.Train):
             self._end_training(action)
             return
-        if isinstance(action, act.Sleep):
-            self._engine_asleep = True
-        if isinstance(action, act.WakeKv):
-            self._engine_asleep = False
+        self._move_memory(action)
+        if isinstance(action, act.Relieve):
+            self.take(
+                ev.Relieved(
+                    time_s=self._tick(),
+                    remedy=action.remedy,
+                    memory=self.memory(),
+                    held=self.held(),
+                )
+            )
+            return
         version = action.version if isinstance(action, act.Publish) else None
         self.take(
             ev.PhaseEnded(
@@ -156,10 +224,37 @@ class World:
                 phase=PHASE_OF[type(action)],
                 memory=self.memory(),
                 version=version,
+                held=self.held(),
             )
         )
 
+    def _move_memory(self, action: act.Action) -> None:
+        if type(action) in self.ineffective:
+            return
+        match action:
+            case act.Relieve(remedy=Remedy.COLLECT):
+                self.engine_leak = self.trainer_leak = 0
+            case act.Sleep(mode=mode) | act.Relieve(remedy=Remedy.SLEEP_DEEPER, mode=mode):
+                assert mode not in (None, SleepMode.PAUSE)
+                self.engine_gone |= EVICTED[mode]
+            case act.WakeWeights():
+                self.engine_gone -= {Part.WEIGHTS}
+            case act.WakeKv():
+                self.engine_gone -= {Part.KV_CACHE}
+            case act.LoadTrainer():
+                self.trainer_gone = frozenset()
+            case act.OffloadTrainer(parts=parts) | act.Relieve(parts=parts):
+                self.trainer_gone |= frozenset(parts)
+            case act.Publish(offload=parts):
+                self.memory()
+                self.trainer_gone |= frozenset(parts)
+            case _:
+                pass
+
     def _end_training(self, action: act.Train) -> None:
+        self._is_training = True
+        peak = self.memory()
+        self._is_training = False
         actors = [self.actors[t] for t in action.trajectories]
         self.take(
             ev.BatchTrained(
@@ -168,6 +263,8 @@ class World:
                 version=Version(action.version + 1),
                 digests=tuple(a.content for a in actors),
                 num_tokens=sum(s.length for a in actors for s in a.spans),
+                memory=self.memory(),
+                peak=peak,
             )
         )
 
@@ -187,6 +284,7 @@ class World:
             ev.RequestEnded(
                 time_s=self._tick(),
                 trajectory=identifier,
+                attempt=actor.attempt,
                 request=request,
                 finish_reason=FinishReason.ABORT if aborted else FinishReason.STOP,
                 spans=spans,
@@ -257,6 +355,8 @@ class World:
                     self._swap_timers.append(action.at_s)
             case act.SampleMemory():
                 self._wants_memory = True
+            case act.AdoptPlan() | act.CloseSwap() | act.Warn():
+                pass
             case _:
                 self._parking = isinstance(action, act.Park)
                 self._operation = action

@@ -8,6 +8,7 @@ import random
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from colocate.adapters.checksum import tensor_checksum
 from colocate.adapters.deepspeed.client import DeepSpeedTrainer
 from colocate.config import AlgorithmConfig, TrainerConfig
+from colocate.core.types import Part
 from colocate.learn.advantages import group_advantages
 from colocate.learn.batches import make_rows, plan_minibatches
 from colocate.ports import StepReport, TrainingBatch, TrainingSample
@@ -27,7 +29,27 @@ VOCABULARY = 18
 ALGORITHM = AlgorithmConfig(group_size=3, groups_per_step=3, entropy_coef=0.05, kl_coef=0.1)
 
 
-def trainer_config(zero_stage: int, num_ranks: int, micro_batch_tokens: int) -> TrainerConfig:
+OPTIMIZER_ON_HOST = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+
+OFFLOAD_CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "zero0-float32": (0, "float32", {}),
+    "zero1-float32": (1, "float32", {}),
+    "zero1-bfloat16": (1, "bfloat16", {}),
+    "zero2-bfloat16": (2, "bfloat16", {}),
+    "zero2-bfloat16-optimizer-on-host": (2, "bfloat16", OPTIMIZER_ON_HOST),
+    "zero3-float32": (3, "float32", {}),
+    "zero3-bfloat16": (3, "bfloat16", {}),
+    "zero3-bfloat16-optimizer-on-host": (3, "bfloat16", OPTIMIZER_ON_HOST),
+}
+"""ZeRO stage, type and DeepSpeed options of what ``offload_cycles`` trains."""
+
+
+def trainer_config(
+    zero_stage: int,
+    num_ranks: int,
+    micro_batch_tokens: int,
+    deepspeed: dict[str, Any] | None = None,
+) -> TrainerConfig:
     return TrainerConfig(
         zero_stage=zero_stage,
         num_ranks=num_ranks,
@@ -42,6 +64,7 @@ def trainer_config(zero_stage: int, num_ranks: int, micro_batch_tokens: int) -> 
         weight_decay=0.1,
         max_grad_norm=0.3,
         publish_bucket_bytes=200_000,
+        deepspeed=deepspeed or {},
     )
 
 
@@ -77,14 +100,21 @@ class Layout:
     zero_stage: int
     num_ranks: int
     micro_batch_tokens: int = 100_000
+    optimizer_on_host: bool = False
 
     def __str__(self) -> str:
-        return f"zero{self.zero_stage}-ranks{self.num_ranks}-micro{self.micro_batch_tokens}"
+        host = "-optimizer-on-host" if self.optimizer_on_host else ""
+        return f"zero{self.zero_stage}-ranks{self.num_ranks}-micro{self.micro_batch_tokens}{host}"
 
     def trainer(self, model: Path, folder: Path, run_id: str) -> DeepSpeedTrainer:
         return DeepSpeedTrainer(
             model,
-            trainer_config(self.zero_stage, self.num_ranks, self.micro_batch_tokens),
+            trainer_config(
+                self.zero_stage,
+                self.num_ranks,
+                self.micro_batch_tokens,
+                OPTIMIZER_ON_HOST if self.optimizer_on_host else None,
+            ),
             ALGORITHM,
             dtype="float32",
             temperature=TEMPERATURE,
@@ -125,6 +155,34 @@ async def export(trainer: DeepSpeedTrainer) -> Exported:
                 assert entry.name not in exported.tensors
                 exported.tensors[entry.name] = tensor
     return exported
+
+
+def expected_bytes(layout: Layout, sizes: list[int], *, num_moments: int) -> dict[Part, int]:
+    """What ranks with float32 weights and a reference hold at rest, all together.
+
+    Args:
+        sizes: Elements of each parameter.
+        num_moments: 2, but 0 before the first step.
+    """
+    ranks, whole = layout.num_ranks, sum(sizes)
+    counters = {0: len(sizes) * ranks}.get(layout.zero_stage, ranks) if num_moments else 0
+    if layout.zero_stage == 0:
+        parameters, gradients, state = whole * ranks, 0, num_moments * whole * ranks
+    elif layout.zero_stage == 3:
+        shards = sum(math.ceil(size / ranks) for size in sizes) * ranks
+        # A partition and a bucket; with the optimizer on the host, a buffer for its gradients.
+        gradients = shards * (2 if layout.optimizer_on_host else 1) + whole * ranks
+        parameters, state = shards, (1 + num_moments) * shards
+    else:
+        # DeepSpeed pads what it divides, to begin each partition at a multiple of two elements.
+        flat = math.ceil(whole / (2 * ranks)) * 2 * ranks
+        parameters, gradients, state = flat * ranks, 0, (1 + num_moments) * flat
+    return {
+        Part.PARAMETERS: 4 * parameters,
+        Part.GRADIENTS: 4 * gradients,
+        Part.OPTIMIZER: 4 * (state + counters),
+        Part.REFERENCE: 4 * whole * ranks,
+    }
 
 
 @dataclass
@@ -230,3 +288,4 @@ class Record:
     names: list[str] = field(default_factory=list)
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
     exports: dict[str, Exported] = field(default_factory=dict)
+    held: dict[str, dict[Part, int]] = field(default_factory=dict)

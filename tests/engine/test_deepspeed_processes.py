@@ -16,6 +16,7 @@ from deepspeed_support import Layout, make_batch
 from colocate.adapters.deepspeed.client import DeepSpeedTrainer
 from colocate.adapters.deepspeed.processes import RankDiedError, RankFailedError
 from colocate.config import AlgorithmConfig, EmbeddedModelConfig, TrainerConfig
+from colocate.core.types import TRAINER_PARTS
 from colocate.embedded.model import build_embedded_model
 
 TOLD_WITHIN_S = 20
@@ -153,5 +154,5 @@ def test_what_could_not_be_offloaded_or_has_no_log_probability_is_refused(tmp_pa
 async def test_a_trainer_that_was_never_started_says_so(tmp_path):
     trainer = make_trainer(tmp_path, zero_stage=1, dtype="float32", temperature=1.0)
     with pytest.raises(RuntimeError, match="has not been started"):
-        await trainer.offload()
+        await trainer.offload(TRAINER_PARTS)
     await trainer.close()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_support import Layout, Record, export, make_batch, train_plainly
+from deepspeed_support import Layout, Record, expected_bytes, export, make_batch, train_plainly
 from transformers import AutoModelForCausalLM
 
 from colocate.adapters.deepspeed.consolidate import consolidated_weights
 from colocate.config import EmbeddedModelConfig
+from colocate.core.types import TRAINER_PARTS, Part
 from colocate.embedded.model import build_embedded_model
 from colocate.ports import TrainingBatch
 
@@ -25,6 +26,8 @@ LAYOUTS = [
     Layout(zero_stage=1, num_ranks=2),
     Layout(zero_stage=2, num_ranks=2, micro_batch_tokens=60),
     Layout(zero_stage=3, num_ranks=2, micro_batch_tokens=60),
+    Layout(zero_stage=3, num_ranks=1, micro_batch_tokens=60, optimizer_on_host=True),
+    Layout(zero_stage=3, num_ranks=2, optimizer_on_host=True),
 ]
 BATCHES = [make_batch(0), make_batch(1, lag=1), make_batch(2, groups=1)]
 """The last has two trainable trajectories and two mini-batches: a rank of two has none at all."""
@@ -47,11 +50,12 @@ def plain(model):
 
 
 async def live(layout: Layout, model: Path, folder: Path) -> Record:
-    """A whole life: refuse, train, offload, load, save, train on."""
+    """A whole life: refuse, train, offload as a swap does, save, load, save, train on."""
     trainer = layout.trainer(model, folder, run_id=f"test-{layout}")
     record = Record()
     try:
         await trainer.start()
+        record.held["start"] = dict(await trainer.residency())
         record.names = list(await trainer.weight_names())
         record.exports["start"] = await export(trainer)
         for name, wrong in wrong_batches().items():
@@ -61,12 +65,18 @@ async def live(layout: Layout, model: Path, folder: Path) -> Record:
         for batch in BATCHES[:2]:
             record.reports.append(await trainer.train(batch))
             record.weights.append((await export(trainer)).tensors)
-        await trainer.offload()
+        record.held["trained"] = dict(await trainer.residency())
+        await trainer.offload(TRAINER_PARTS - {Part.PARAMETERS})
+        record.exports["published"] = await export(trainer)
+        await trainer.offload({Part.PARAMETERS})
+        record.held["offloaded"] = dict(await trainer.residency())
         record.exports["offloaded"] = await export(trainer)
         with pytest.raises(ValueError, match="the trainer is offloaded; call load before train"):
             await trainer.train(BATCHES[2])
         await trainer.save(folder / "saved-while-offloaded")
+        record.held["saved"] = dict(await trainer.residency())
         await trainer.load()
+        record.held["loaded"] = dict(await trainer.residency())
         record.exports["loaded"] = await export(trainer)
         await trainer.save(folder / "saved")
         record.reports.append(await trainer.train(BATCHES[2]))
@@ -190,9 +200,22 @@ def test_buckets_are_several_private_to_the_user_and_gone_when_closed(record):
 
 def test_offloading_and_loading_change_no_bit_and_weights_export_meanwhile(record):
     before = record.weights[1]
-    for state in ("offloaded", "loaded"):
+    for state in ("published", "offloaded", "loaded"):
         after = record.exports[state].tensors
         assert all(torch.equal(after[name], before[name]) for name in before), state
+
+
+def test_each_part_takes_the_bytes_that_arithmetic_gives_it(record, layout):
+    sizes = [value.numel() for value in record.weights[0].values()]
+    assert record.held["start"] == expected_bytes(layout, sizes, num_moments=0)
+    assert record.held["trained"] == expected_bytes(layout, sizes, num_moments=2)
+
+
+def test_offloading_drops_gradients_and_loading_brings_every_byte_back(record):
+    trained = record.held["trained"]
+    assert record.held["offloaded"] == {**trained, Part.GRADIENTS: 0}
+    assert record.held["saved"] == record.held["offloaded"]
+    assert record.held["loaded"] == trained
 
 
 def test_a_checkpoint_gives_the_whole_weights_without_ranks(layout, lives):
@@ -205,7 +228,12 @@ def test_a_checkpoint_gives_the_whole_weights_without_ranks(layout, lives):
 
 @pytest.mark.parametrize(
     ("layout", "name"),
-    [(LAYOUTS[2], "saved-while-offloaded"), (LAYOUTS[3], "saved"), (LAYOUTS[4], "saved")],
+    [
+        (LAYOUTS[2], "saved-while-offloaded"),
+        (LAYOUTS[3], "saved"),
+        (LAYOUTS[4], "saved"),
+        (LAYOUTS[6], "saved-while-offloaded"),
+    ],
     ids=str,
 )
 def test_a_fresh_process_restores_and_goes_on_bit_for_bit(layout, name, lives, model, tmp_path):

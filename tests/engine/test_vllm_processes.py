@@ -23,7 +23,8 @@ pytestmark = pytest.mark.engine
 DRIVER = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
-from colocate.adapters.vllm.engine import VllmInference, fails_with_the_engine
+from colocate.adapters.vllm.engine import VllmInference
+from colocate.adapters.vllm.liveness import fails_with_the_engine
 from colocate.config import InferenceConfig
 from vllm_support import make_request
 

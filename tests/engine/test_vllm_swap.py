@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import psutil
 import pytest
-from vllm_support import make_request, max_difference, publish
+from vllm_support import make_request, max_difference, publish, reference_logprobs
 
-from colocate.core.types import FinishReason
+from colocate.core.types import FinishReason, Part, SleepMode
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = [index % 17 for index in range(20)]
 LONG = 450
+DEPTHS = (SleepMode.KV, SleepMode.LEVEL_1, SleepMode.LEVEL_2)
 
 
 async def park_midway(engine, requests):
@@ -23,6 +25,17 @@ async def park_midway(engine, requests):
     await engine.generate(make_request("pacemaker", PROMPT, max_new_tokens=8))
     await engine.park()
     return await asyncio.gather(*tasks)
+
+
+async def until_idle(engine):
+    """Returns when the engine's core has no request left, running or waiting."""
+    async with asyncio.timeout(10):
+        while await has_work(engine):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def has_work(engine) -> bool:
+    return await engine._running().engine_core.call_utility_async("has_work")
 
 
 async def test_a_parked_partial_continues_greedily_as_if_it_had_never_been_parked(engine):
@@ -52,7 +65,7 @@ async def test_a_parked_partial_is_a_prefix_of_the_whole(engine):
         make_request(f"parked-{seed}", PROMPT, max_new_tokens=LONG, seed=seed) for seed in range(8)
     ]
     partials = await park_midway(engine, requests)
-    await engine.sleep(1)
+    await engine.sleep(SleepMode.LEVEL_1)
     await engine.wake("weights")
     await engine.wake("kv_cache")
     for request, partial in zip(requests, partials, strict=True):
@@ -90,26 +103,77 @@ async def test_a_request_to_a_parked_engine_comes_back_untouched(engine):
 async def test_a_cancelled_request_leaves_nothing_running(engine):
     task = asyncio.create_task(engine.generate(make_request("gone", PROMPT, max_new_tokens=LONG)))
     await engine.generate(make_request("pacemaker", PROMPT, max_new_tokens=2))
+    assert await has_work(engine)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert engine._running().get_num_unfinished_requests() == 0
+    await until_idle(engine)
     await engine.park()
     await engine.resume()
 
 
-async def test_level_1_keeps_the_weights(engine):
+async def test_a_request_given_up_before_it_was_sent_leaves_nothing_running(engine):
+    tasks = [
+        asyncio.create_task(engine.generate(make_request(f"gone-{i}", PROMPT, max_new_tokens=LONG)))
+        for i in range(20)
+    ]
+    for index, task in enumerate(tasks):
+        if index % 5 == 0:
+            await asyncio.sleep(0)
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(result) for result in results} == {asyncio.CancelledError}
+    await until_idle(engine)
+
+
+@pytest.mark.parametrize("mode", [SleepMode.KV, SleepMode.LEVEL_1])
+async def test_weights_that_were_kept_are_served_again(engine, mode):
     request = make_request("same", PROMPT, max_new_tokens=30, temperature=0.0)
     before = await engine.generate(request)
     awake = await engine.residency()
     await engine.park()
-    await engine.sleep(1)
+    await engine.sleep(mode)
     asleep = await engine.residency()
-    assert asleep == {"weights": awake["weights"], "kv_cache": 0}
+    assert asleep == {Part.WEIGHTS: awake[Part.WEIGHTS], Part.KV_CACHE: 0}
     await engine.wake("weights")
     await engine.wake("kv_cache")
     assert await engine.residency() == awake
     assert (await engine.generate(request)).token_ids == before.token_ids
+
+
+@pytest.mark.parametrize("modes", list(itertools.combinations(DEPTHS, 2)), ids="+".join)
+async def test_a_sleeping_engine_sleeps_deeper(engine, tied_models, exporter, modes):
+    await engine.park()
+    for mode in modes:
+        await engine.sleep(mode)
+    weights = (await engine.residency())[Part.WEIGHTS]
+    assert (weights == 0) == (modes[-1] is SleepMode.LEVEL_2)
+    await publish(engine, exporter(tied_models.first), version=0)
+    result = await engine.generate(make_request("deep", PROMPT))
+    expected = reference_logprobs(tied_models.first, PROMPT, result.token_ids)
+    assert max_difference(result.logprobs, expected) < 1e-3
+
+
+async def test_a_sleep_less_deep_than_the_present_one_is_refused(engine):
+    await engine.park()
+    await engine.sleep(SleepMode.LEVEL_2)
+    with pytest.raises(RuntimeError, match="KV takes less than LEVEL_2"):
+        await engine.sleep(SleepMode.KV)
+    with pytest.raises(ValueError, match="PAUSE"):
+        await engine.sleep(SleepMode.PAUSE)
+
+
+async def test_weights_woken_in_vain_can_be_dropped_again(engine, tied_models, exporter):
+    await engine.park()
+    await engine.sleep(SleepMode.LEVEL_2)
+    await engine.wake("weights")
+    await engine.sleep(SleepMode.LEVEL_2)
+    assert set((await engine.residency()).values()) == {0}
+    await publish(engine, exporter(tied_models.first), version=0)
+    result = await engine.generate(make_request("again", PROMPT))
+    expected = reference_logprobs(tied_models.first, PROMPT, result.token_ids)
+    assert max_difference(result.logprobs, expected) < 1e-3
 
 
 async def test_the_memory_of_the_processes_falls_and_comes_back(engine, tied_models, exporter):
@@ -118,17 +182,16 @@ async def test_the_memory_of_the_processes_falls_and_comes_back(engine, tied_mod
 
     async def cycle() -> tuple[int, int]:
         await engine.park()
-        await engine.sleep(2)
-        assert await engine.residency() == {"weights": 0, "kv_cache": 0}
+        await engine.sleep(SleepMode.LEVEL_2)
+        assert set((await engine.residency()).values()) == {0}
         asleep = resident_bytes()
         await publish(engine, exporter(tied_models.first), version=0)
         return asleep, resident_bytes()
 
     weights_and_cache = await engine.residency()
-    await cycle()  # A fresh cache's pages are not resident until written; a woken one's are.
     asleep, awake = await cycle()
     assert await engine.residency() == weights_and_cache
-    cache = weights_and_cache["kv_cache"]
+    cache = weights_and_cache[Part.KV_CACHE]
     assert 0.95 * cache < awake - asleep < 1.1 * cache
     for _ in range(5):
         asleep_again, awake_again = await cycle()
@@ -138,23 +201,21 @@ async def test_the_memory_of_the_processes_falls_and_comes_back(engine, tied_mod
 
 async def test_memory_is_woken_one_kind_at_a_time_weights_first(engine):
     with pytest.raises(RuntimeError, match="must be parked"):
-        await engine.sleep(1)
+        await engine.sleep(SleepMode.LEVEL_1)
     await engine.park()
-    await engine.sleep(1)
+    await engine.sleep(SleepMode.LEVEL_1)
     with pytest.raises(RuntimeError, match="weights must be woken"):
         await engine.wake("kv_cache")
     with pytest.raises(RuntimeError, match="asleep"):
         await engine.resume()
-    with pytest.raises(RuntimeError, match="must be parked and awake"):
-        await engine.sleep(2)
     await engine.wake("weights")
-    assert (await engine.residency())["kv_cache"] == 0
+    assert (await engine.residency())[Part.KV_CACHE] == 0
     await engine.wake("kv_cache")
 
 
 async def test_weights_dropped_and_not_published_are_not_served(engine):
     await engine.park()
-    await engine.sleep(2)
+    await engine.sleep(SleepMode.LEVEL_2)
     await engine.wake("weights")
     await engine.wake("kv_cache")
     with pytest.raises(RuntimeError, match="level 2 sleep dropped them"):

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from colocate.adapters.verification import ScoredPrompts
 from colocate.adapters.weights import StreamedTransfer
 from colocate.core.types import Version
 from colocate.ports import GenerationRequest, Publication, TensorEntry, WeightBucket
@@ -36,6 +37,9 @@ class FolderExporter:
 
         model = AutoModelForCausalLM.from_pretrained(folder)
         self.tensors = {name: value.detach() for name, value in model.named_parameters()}
+        self.version = 0
+        self._folder = folder
+        self._vocabulary_size = model.config.vocab_size
         self._scratch = scratch
         self._bucket_bytes = bucket_bytes
         self._withhold = withhold
@@ -44,7 +48,24 @@ class FolderExporter:
     async def weight_names(self) -> list[str]:
         return list(self.tensors)
 
-    async def export_buckets(self) -> AsyncGenerator[WeightBucket, None]:
+    async def vocabulary_size(self) -> int:
+        return int(self._vocabulary_size)
+
+    async def score(self, prompts: Sequence[Sequence[int]]) -> ScoredPrompts:
+        """Of the folder's own weights, whatever was done to ``tensors``, at ``version``."""
+        return ScoredPrompts(
+            version=Version(self.version),
+            dtypes=("float32", "float32"),
+            prompts=prompts,
+            logprobs=[
+                reference_logprobs(self._folder, prompt[:1], prompt[1:]) for prompt in prompts
+            ],
+        )
+
+    def export_seconds(self) -> dict[str, float]:
+        return {"copy": 0.0}
+
+    async def export_buckets(self, *, checksums: bool = True) -> AsyncGenerator[WeightBucket, None]:
         names = [name for name in self.tensors if name not in self._withhold]
         while names:
             batch = [names.pop(0)]
@@ -109,6 +130,7 @@ def make_request(
     temperature: float = 1.0,
     stop_token_ids: tuple[int, ...] = (),
     stop: tuple[str, ...] = (),
+    affinity: str | None = None,
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=name,
@@ -118,6 +140,7 @@ def make_request(
         temperature=temperature,
         stop_token_ids=stop_token_ids,
         stop=stop,
+        affinity=affinity,
     )
 
 

@@ -14,7 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colocate.core.types import MemorySample
-from colocate.report.trace import MEMORY_COUNTER, TraceWriter, read_trace
+from colocate.report.trace import (
+    HOST_MEMORY_COUNTER,
+    MEMORY_COUNTER,
+    TraceWriter,
+    read_trace,
+)
 
 
 def read_closed(path: Path) -> list[dict[str, Any]]:
@@ -107,6 +112,33 @@ def test_memory_adds_up_to_what_is_used(tmp_path: Path) -> None:
         {"used": 10},
         {"engine": 3, "trainer": 4},
     ]
+
+
+def test_the_hosts_memory_is_a_track_of_its_own_where_it_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with TraceWriter(path) as trace:
+        trace.memory(1.0, MemorySample(used=10, total=20, host_used=6, host_free=30))
+        trace.memory(2.0, MemorySample(used=10, total=20, host_free=29))
+        trace.memory(3.0, MemorySample(used=10, total=20))
+    readings = [e["args"] for e in read_closed(path) if e["name"] == HOST_MEMORY_COUNTER]
+    assert readings == [{"used": 6, "free": 30}, {"free": 29}]
+
+
+def test_telemetry_is_one_counter_for_each_thing_that_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with TraceWriter(path) as trace:
+        trace.telemetry(
+            1.5,
+            {"gpu0.power_w": 310.5, "gpu0.temperature_c": 61, "gpu1.power_w": 80, "uptime": 7},
+        )
+        trace.telemetry(2.0, {})
+    counters = [event for event in read_closed(path) if event["ph"] == "C"]
+    assert {event["ts"] for event in counters} == {1_500_000}
+    assert {event["name"]: event["args"] for event in counters} == {
+        "gpu0": {"power_w": 310.5, "temperature_c": 61},
+        "gpu1": {"power_w": 80},
+        "uptime": {"value": 7},
+    }
 
 
 def test_threads_do_not_tear_each_others_lines(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from colocate.core import events as ev
+from colocate.core.eviction import MIN_PEAKS
 from colocate.core.phases import Phase
 from colocate.core.settings import Settings
 from colocate.core.types import Version
@@ -80,7 +81,7 @@ def test_partials_are_carried_over_swaps_and_environments_run_on_under_them(tmp_
     )
 
 
-@pytest.mark.parametrize("sleep", [0, 1, 2, "auto"])
+@pytest.mark.parametrize("sleep", ["0", "kv", "1", "2", "auto"])
 @pytest.mark.parametrize("device_gib", [16, 64])
 def test_every_depth_of_sleep_completes_and_auto_stays_awake_where_both_fit(
     tmp_path: Path, sleep: Any, device_gib: int
@@ -95,8 +96,8 @@ def test_every_depth_of_sleep_completes_and_auto_stays_awake_where_both_fit(
         if isinstance(e := entry.event, ev.PhaseEnded) and e.phase is Phase.SLEEPING
     ]
     swaps = simulation.scheduler.summary()["swaps"]
-    # What training needs is unknown before the first step, so the first swap sleeps.
-    expected = {0: 0, "auto": 1 if device_gib == 64 else swaps}.get(sleep, swaps)
+    # What training needs is known after some steps only, so the first swaps sleep.
+    expected = {"0": 0, "auto": MIN_PEAKS if device_gib == 64 else swaps}.get(sleep, swaps)
     assert len(slept) == expected
 
 

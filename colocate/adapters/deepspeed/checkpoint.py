@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from colocate.adapters.deepspeed.engine import TrainingEngine, release_caches
+from colocate.adapters.deepspeed.engine import TrainingEngine
+from colocate.adapters.deepspeed.moves import release_caches
 from colocate.config import TrainerConfig
 
 TAG = "deepspeed"
@@ -22,13 +23,14 @@ def save(engine: TrainingEngine, folder: Path, *, trainer: TrainerConfig, versio
 
     State that is offloaded is brought back for as long as it takes, and put off again.
     """
-    resident = engine.resident
-    engine.load()
+    offloaded = engine.state.offloaded
+    engine.state.load()
     try:
         engine.deepspeed.save_checkpoint(str(folder), tag=TAG, save_latest=False)
     finally:
-        if not resident:
-            engine.offload()
+        if offloaded:
+            engine.state.settle(offloaded)
+            engine.state.offload(offloaded)
             release_caches()
     rank = torch.distributed.get_rank()
     torch.save(_random_state(), folder / f"random-rank{rank}.pt")
@@ -56,11 +58,10 @@ def check(folder: Path, trainer: TrainerConfig) -> int:
 
 
 def restore(engine: TrainingEngine, folder: Path) -> None:
-    """Reads what ``save`` wrote, after ``check``, into an engine that has not trained yet.
+    """Reads what ``save`` wrote, after ``check``, into a resident engine that has not trained yet.
 
     DeepSpeed unpickles its files: restore only folders that you trust.
     """
-    engine.load()
     path, _ = engine.deepspeed.load_checkpoint(str(folder), tag=TAG)
     if path is None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder / TAG}")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from colocate.adapters.deepspeed import wire
 from colocate.adapters.deepspeed.processes import RankFailedError, RankPool
 from colocate.adapters.deepspeed.shared_memory import remove_files
+from colocate.adapters.verification import ScoredPrompts
 from colocate.config import AlgorithmConfig, TrainerConfig
-from colocate.core.types import Version
+from colocate.core.types import TRAINER_PARTS, Part, Version
 from colocate.ports import StepReport, TensorEntry, TrainingBatch, WeightBucket
 
 _Reply = TypeVar("_Reply", bound=wire.Message)
@@ -28,6 +29,7 @@ class DeepSpeedTrainer:
     Args:
         model_path: A Hugging Face model folder.
         dtype: ``"float32"`` or ``"bfloat16"``.
+        publish_dtype: What parameters are cast to for the engine; None: nothing else.
         temperature: Of the rollout's sampling; log-probabilities are of logits divided by it.
         steps: Training steps of the whole run, over which the learning rate is scheduled.
         device: ``"cpu"`` or ``"cuda"``.
@@ -49,6 +51,7 @@ class DeepSpeedTrainer:
         algorithm: AlgorithmConfig,
         *,
         dtype: str,
+        publish_dtype: str | None = None,
         temperature: float,
         steps: int,
         seed: int,
@@ -71,6 +74,7 @@ class DeepSpeedTrainer:
         self._trainer = trainer
         self._algorithm = algorithm
         self._dtype = dtype
+        self._publish_dtype = publish_dtype or dtype
         self._temperature = temperature
         self._steps = steps
         self._seed = seed
@@ -82,6 +86,7 @@ class DeepSpeedTrainer:
         self._pool: RankPool | None = None
         self._turn = asyncio.Lock()
         self._broken: BaseException | None = None
+        self._export_seconds: dict[str, float] = {}
 
     async def start(self) -> None:
         """Starts the ranks with the weights of ``model_path``, resident, at version 0.
@@ -105,6 +110,7 @@ class DeepSpeedTrainer:
             trainer=self._trainer.model_dump_json().encode(),
             algorithm=self._algorithm.model_dump_json().encode(),
             dtype=self._dtype,
+            publish_dtype=self._publish_dtype,
             temperature=self._temperature,
             steps=self._steps,
             seed=self._seed,
@@ -118,9 +124,41 @@ class DeepSpeedTrainer:
         """Brings offloaded state back to the device."""
         await self._ask(wire.Load(), wire.Done)
 
-    async def offload(self) -> None:
-        """Moves the whole state off the device. Weights can be exported all the same."""
-        await self._ask(wire.Offload(), wire.Done)
+    async def offload(self, parts: Collection[Part]) -> None:
+        """Moves parts off the device. Weights can be exported all the same.
+
+        Raises:
+            ValueError: a part that no trainer has.
+            RuntimeError: a device still holds bytes of them. The ranks go on: ask again after
+                ``collect``, or ``load``.
+            RankFailedError: a rank failed or died.
+        """
+        foreign = sorted(set(parts) - TRAINER_PARTS)
+        if foreign:
+            raise ValueError(f"a trainer has no {', '.join(foreign)} that it could offload")
+        await self._ask(wire.Offload(parts=sorted(parts)), wire.Done)
+
+    async def residency(self) -> Mapping[Part, int]:
+        """Bytes on the device by part, every part of a trainer: on CPU of all ranks together, on
+        GPUs of the fullest."""
+        held = [
+            {part: reply.device[part] for part in sorted(TRAINER_PARTS)}
+            for reply in await self._ask(wire.ReadHoldings(), wire.Holdings)
+        ]
+        if self._device == "cpu":
+            return {part: sum(each[part] for each in held) for part in sorted(TRAINER_PARTS)}
+        return max(held, key=lambda each: sum(each.values()))
+
+    async def host_bytes(self) -> int:
+        """Bytes of the machine's memory that the ranks hold beside their GPUs, most of it pinned.
+
+        0 on CPU, where ``residency`` counts everything.
+        """
+        return sum(reply.host for reply in await self._ask(wire.ReadHoldings(), wire.Holdings))
+
+    async def collect(self) -> None:
+        """Collects garbage and gives what allocators keep back to the device."""
+        await self._ask(wire.Collect(), wire.Done)
 
     async def train(self, batch: TrainingBatch) -> StepReport:
         """Takes one training step.
@@ -154,19 +192,62 @@ class DeepSpeedTrainer:
         first, *_ = await self._ask(wire.ListWeights(), wire.Weights)
         return first.names
 
-    async def export_buckets(self) -> AsyncGenerator[WeightBucket, None]:
+    async def vocabulary_size(self) -> int:
+        """Number of tokens that the model has an embedding for."""
+        first, *_ = await self._ask(wire.ListWeights(), wire.Weights)
+        return first.vocabulary_size
+
+    async def score(self, prompts: Sequence[Sequence[int]]) -> ScoredPrompts:
+        """Log-probabilities of each prompt's tokens but the first, at temperature 1.
+
+        Raises:
+            ValueError: the trainer is offloaded.
+        """
+        first, *_ = await self._ask(wire.to_score_prompts(prompts), wire.Scored)
+        return ScoredPrompts(
+            version=Version(first.version),
+            dtypes=(first.dtype, self._publish_dtype),
+            prompts=prompts,
+            logprobs=wire.to_logprobs(first),
+        )
+
+    async def export_buckets(self, *, checksums: bool = True) -> AsyncGenerator[WeightBucket, None]:
         """Yields every parameter, in full, packed in buckets.
 
         A bucket is valid until the next is asked for, or the generator is closed. Close it
-        (``contextlib.aclosing``) where it is not read to its end.
+        (``contextlib.aclosing``) where it is not read to its end. While one is read the next is
+        packed, where there is memory for two.
         """
         first, *_ = await self._ask(wire.ListWeights(), wire.Weights)
+        self._export_seconds = {}
+        ahead: asyncio.Task[WeightBucket] | None = None
         try:
             for index in range(first.num_buckets):
-                yield to_bucket(await self._ask(wire.PackBucket(index=index), wire.Packed))
+                bucket = await (ahead or self._pack(index, checksums))
+                ahead = None
+                if first.num_slots > 1 and index + 1 < first.num_buckets:
+                    ahead = asyncio.create_task(self._pack(index + 1, checksums))
+                yield bucket
         finally:
+            # Cancelled, it would leave an answer behind that the next question would take.
+            if ahead is not None:
+                await asyncio.wait({ahead})
+                if not ahead.cancelled():
+                    ahead.exception()
             if self._broken is None:
-                await self._ask(wire.ReleaseBucket(), wire.Done)
+                await self._ask(wire.ReleaseBuckets(), wire.Done)
+
+    async def _pack(self, index: int, checksums: bool) -> WeightBucket:
+        request = wire.PackBucket(index=index, checksums=checksums)
+        replies = await self._ask(request, wire.Packed)
+        for part in {part for reply in replies for part in reply.seconds}:
+            slowest = max(reply.seconds.get(part, 0.0) for reply in replies)
+            self._export_seconds[part] = self._export_seconds.get(part, 0.0) + slowest
+        return to_bucket(replies)
+
+    def export_seconds(self) -> Mapping[str, float]:
+        """What the last export took so far, by part, of the slowest rank of each bucket."""
+        return dict(self._export_seconds)
 
     def process_ids(self) -> Sequence[int]:
         """Ids of the ranks' live processes."""
@@ -194,9 +275,11 @@ class DeepSpeedTrainer:
             except BaseException as error:
                 self._broken = error
                 raise
-        for reply in replies:
+        for rank, reply in enumerate(replies):
             if isinstance(reply, wire.Refused):
                 raise ValueError(reply.message)
+            if isinstance(reply, wire.FellShort):
+                raise RuntimeError(f"trainer rank {rank}: {reply.message}")
         matching: list[_Reply] = [reply for reply in replies if isinstance(reply, expected)]
         if len(matching) != len(replies):
             raise RankFailedError(

@@ -1,86 +1,146 @@
-"""Full parameters packed into buckets that engine workers map: shared memory, or CUDA IPC."""
+"""Full parameters from ZeRO shards, packed into buckets that engine workers map."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from colocate.adapters.checksum import tensor_checksum
-from colocate.adapters.cuda_ipc import HANDLE_FIELDS
+from colocate.adapters.checksum import byte_sums, checksum_text
+from colocate.adapters.deepspeed.buffers import Buffers
 from colocate.adapters.deepspeed.engine import TrainingEngine
-from colocate.adapters.deepspeed.shared_memory import FOLDER, file_prefix
 from colocate.adapters.deepspeed.wire import Entry, Packed
 
 ALIGNMENT_BYTES = 64
 """Of each tensor in a bucket, so that any type can be viewed in place."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a parameter lies in its bucket, and as what."""
+
+    name: str
+    parameter: nn.Parameter
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return _numel(self.parameter) * self.dtype.itemsize
+
+
 class Exporter:
-    """Packs one bucket at a time; the one before is let go of first.
+    """Packs one bucket at a time, into one slot of the buffers after another.
 
     Args:
-        packs: This rank's buckets are mapped by engine workers. Others only take part in the
-            gathering.
+        dtype: What floating-point parameters are cast to: the type that the engine computes in.
+        bucket_bytes: A larger bucket holds a single parameter.
     """
 
     def __init__(
-        self, engine: TrainingEngine, *, bucket_bytes: int, buffers: Buffers, packs: bool
+        self,
+        engine: TrainingEngine,
+        buffers: Buffers,
+        *,
+        dtype: torch.dtype,
+        bucket_bytes: int,
+        rank: int,
+        num_ranks: int,
     ) -> None:
         self._engine = engine
         self._buffers = buffers
-        self._packs = packs
-        self._buckets = plan_buckets(
-            [(name, _num_bytes(parameter)) for name, parameter in engine.named_parameters()],
-            bucket_bytes,
-        )
-        self._parameters = dict(engine.named_parameters())
+        self._rank = rank
+        self._num_ranks = num_ranks
+        parameters = {
+            name: (value, dtype if value.is_floating_point() else value.dtype)
+            for name, value in engine.named_parameters()
+        }
+        self.names = list(parameters)
+        sizes = [(n, _numel(value) * kind.itemsize) for n, (value, kind) in parameters.items()]
+        self._buckets = [
+            _places([(name, *parameters[name]) for name in names])
+            for names in plan_buckets(sizes, bucket_bytes)
+        ]
+        self._seconds: dict[str, float] = {}
 
     @property
-    def names(self) -> list[str]:
-        return list(self._parameters)
+    def num_slots(self) -> int:
+        return self._buffers.num_slots
 
     @property
     def num_buckets(self) -> int:
         return len(self._buckets)
 
-    def pack(self, index: int) -> Packed:
-        """Packs bucket ``index``. All ranks must call it together."""
-        self.release()
-        names = self._buckets[index]
-        offsets = []
-        end = 0
-        for name in names:
-            offsets.append(end)
-            end += -(-_num_bytes(self._parameters[name]) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        buffer = self._buffers.allocate(end) if self._packs else None
-        entries = []
-        for name, offset in zip(names, offsets, strict=True):
-            value = self._engine.full_parameter(self._parameters[name])
-            if buffer is None:
-                continue
-            num_bytes = value.numel() * value.element_size()
-            place = buffer[offset : offset + num_bytes].view(value.dtype).view(value.shape)
-            place.copy_(value)
-            entries.append(
-                Entry(
-                    name=name,
-                    dtype=str(value.dtype).removeprefix("torch."),
-                    shape=list(value.shape),
-                    offset=offset,
-                    num_bytes=num_bytes,
-                    checksum=tensor_checksum(place),
-                )
-            )
-        return Packed(handle=None if buffer is None else self._buffers.handle(), entries=entries)
+    def pack(self, index: int, *, checksums: bool) -> Packed:
+        """Packs bucket ``index``; the one in the same slot is lost. All ranks call it together.
+
+        Args:
+            checksums: Otherwise entries have an empty one, which no engine loads.
+        """
+        self._seconds = {}
+        places = self._buckets[index]
+        slot = index % self._buffers.num_slots
+        with self._timed("copy"):
+            buffer = self._buffers.open(slot, places[-1].offset + places[-1].num_bytes)
+        sums = np.zeros((len(places), 2), dtype=np.uint64)
+        for row, place in enumerate(places):
+            with self._timed("gather"):
+                start, values = self._held(place.parameter)
+            first = start * place.dtype.itemsize
+            last = first + values.numel() * place.dtype.itemsize
+            target = buffer[place.offset + first : place.offset + last]
+            with self._timed("copy"):
+                _copy(target, values, place.dtype)
+            if checksums:
+                with self._timed("checksum"):
+                    sums[row] = [s % 2**64 for s in byte_sums(target, start=first)]
+        if checksums and self._buffers.common and self._num_ranks > 1:
+            with self._timed("checksum"):
+                torch.distributed.all_reduce(torch.from_numpy(sums.view(np.int64)))
+        handle = self._buffers.handle(slot)
+        return Packed(
+            handle=handle,
+            entries=[]
+            if handle is None
+            else [
+                _entry(place, *map(int, pair), checked=checksums)
+                for place, pair in zip(places, sums, strict=True)
+            ],
+            seconds=self._seconds,
+        )
 
     def release(self) -> None:
-        """Lets go of the current bucket, if there is one."""
+        """Lets go of all buckets."""
         self._buffers.release()
+
+    def _held(self, parameter: nn.Parameter) -> tuple[int, Tensor]:
+        """What this rank writes of a parameter: the first element's place, and the elements."""
+        if not self._buffers.common:
+            return 0, self._engine.full_parameter(parameter).reshape(-1)
+        sharded: Any = parameter
+        if hasattr(parameter, "ds_tensor"):
+            shard = sharded.ds_tensor.detach().reshape(-1)
+            start = min(self._rank * shard.numel(), sharded.ds_numel)
+            return start, shard[: sharded.ds_numel - start]
+        flat = parameter.detach().reshape(-1)
+        start = flat.numel() * self._rank // self._num_ranks
+        return start, flat[start : flat.numel() * (self._rank + 1) // self._num_ranks]
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Adds the time within to ``part``, that of GPU kernels included."""
+        began = time.perf_counter()
+        yield
+        if not self._buffers.common:
+            torch.cuda.synchronize()
+        self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - began
 
 
 def plan_buckets(sizes: Sequence[tuple[str, int]], bucket_bytes: int) -> list[list[str]]:
@@ -88,99 +148,48 @@ def plan_buckets(sizes: Sequence[tuple[str, int]], bucket_bytes: int) -> list[li
     buckets: list[list[str]] = []
     room = 0
     for name, num_bytes in sizes:
-        if not buckets or num_bytes > room:
+        aligned = _aligned(num_bytes)
+        if not buckets or aligned > room:
             buckets.append([])
             room = bucket_bytes
         buckets[-1].append(name)
-        room -= num_bytes
+        room -= aligned
     return buckets
 
 
-def _num_bytes(parameter: nn.Parameter) -> int:
-    numel = getattr(parameter, "ds_numel", parameter.numel())
-    return int(numel) * parameter.element_size()
+def _places(parameters: Sequence[tuple[str, nn.Parameter, torch.dtype]]) -> list[Place]:
+    places = []
+    end = 0
+    for name, parameter, dtype in parameters:
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        place = Place(name=name, parameter=parameter, dtype=dtype, shape=shape, offset=end)
+        places.append(place)
+        end += _aligned(place.num_bytes)
+    return places
 
 
-class Buffers(Protocol):
-    """Memory of the kind that another process can map."""
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        """A fresh uint8 tensor (num_bytes,)."""
-
-    def handle(self) -> dict[str, Any]:
-        """Says how the tensor allocated last is mapped. Waits for writes to it."""
-
-    def release(self) -> None:
-        """Frees the tensor allocated last. Processes that still map it keep it."""
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-class SharedMemoryBuffers:
-    """Files in ``/dev/shm`` that only this user can open: ``{"kind": "shm", "path": ...}``."""
-
-    def __init__(self, run_id: str) -> None:
-        self._prefix = f"{file_prefix(run_id)}{os.getpid()}-"
-        self._count = 0
-        self._path: Path | None = None
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        """As in ``Buffers``.
-
-        Raises:
-            OSError: where shared memory is too small; said before a byte is written, since a
-                write beyond its end would kill the process.
-        """
-        self._count += 1
-        path = FOLDER / f"{self._prefix}{self._count}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        self._path = path
-        try:
-            os.posix_fallocate(descriptor, 0, num_bytes)
-        except OSError as error:
-            self.release()
-            raise OSError(
-                error.errno,
-                f"{FOLDER} has no room for a weight bucket of {num_bytes} bytes "
-                f"({error.strerror}); lower trainer.publish_bucket_bytes, or make it larger "
-                f"(docker run --shm-size)",
-            ) from error
-        finally:
-            os.close(descriptor)
-        return torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
-
-    def handle(self) -> dict[str, Any]:
-        return {"kind": "shm", "path": str(self._path)}
-
-    def release(self) -> None:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-            self._path = None
+def _numel(parameter: nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-class CudaIpcBuffers:
-    """GPU memory shared by CUDA IPC, its handle in plain fields.
+def _copy(target: Tensor, values: Tensor, dtype: torch.dtype) -> None:
+    if target.device.type == "cpu" and values.dtype == dtype:
+        # The C library's copy, which for long runs is faster than torch's loops.
+        np.copyto(target.numpy(), values.contiguous().view(torch.uint8).numpy())
+    else:
+        target.view(dtype).copy_(values)
 
-    ``{"kind": "cuda_ipc", "devices": {UUID: fields}}``, an entry per rank's GPU: each engine
-    worker maps the bucket that lies on its own. The fields, in order, are the arguments that
-    ``torch.UntypedStorage._new_shared_cuda`` takes after the device's index.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._buffer: Tensor | None = None
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        return self._buffer
-
-    def handle(self) -> dict[str, Any]:
-        assert self._buffer is not None
-        torch.cuda.synchronize(self._device)
-        _, *values = self._buffer.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-        uuid = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
-        fields = dict(zip(HANDLE_FIELDS, values, strict=True))
-        return {"kind": "cuda_ipc", "devices": {uuid: fields}}
-
-    def release(self) -> None:
-        if self._buffer is not None:
-            self._buffer = None
-            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+def _entry(place: Place, plain: int, weighted: int, *, checked: bool) -> Entry:
+    return Entry(
+        name=place.name,
+        dtype=str(place.dtype).removeprefix("torch."),
+        shape=list(place.shape),
+        offset=place.offset,
+        num_bytes=place.num_bytes,
+        checksum=checksum_text(plain, weighted, num_bytes=place.num_bytes) if checked else "",
+    )

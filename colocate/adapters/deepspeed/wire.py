@@ -41,13 +41,15 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 class Setup(Message, frozen=True, kw_only=True):
     """The first request: everything a rank needs to build its engine.
 
-    ``trainer`` and ``algorithm`` are JSON of the configuration's sections of those names.
+    ``trainer`` and ``algorithm`` are JSON of the configuration's sections of those names;
+    ``publish_dtype`` is the type that exported parameters are cast to.
     """
 
     model_path: str
     trainer: bytes
     algorithm: bytes
     dtype: str
+    publish_dtype: str
     temperature: float
     steps: int
     seed: int
@@ -67,6 +69,16 @@ class Load(Message, frozen=True, kw_only=True):
 
 
 class Offload(Message, frozen=True, kw_only=True):
+    """Moves these ``Part``s off the device."""
+
+    parts: list[str]
+
+
+class ReadHoldings(Message, frozen=True, kw_only=True):
+    pass
+
+
+class Collect(Message, frozen=True, kw_only=True):
     pass
 
 
@@ -82,13 +94,20 @@ class ListWeights(Message, frozen=True, kw_only=True):
     pass
 
 
+class ScorePrompts(Message, frozen=True, kw_only=True):
+    """Asks for log-probabilities at temperature 1. Each prompt is the bytes of an int32 array."""
+
+    prompts: list[bytes]
+
+
 class PackBucket(Message, frozen=True, kw_only=True):
-    """Packs the parameters of one bucket, after letting go of the one before."""
+    """Packs the parameters of one bucket. Of ``Weights.num_slots`` buckets the oldest is lost."""
 
     index: int
+    checksums: bool
 
 
-class ReleaseBucket(Message, frozen=True, kw_only=True):
+class ReleaseBuckets(Message, frozen=True, kw_only=True):
     pass
 
 
@@ -101,11 +120,14 @@ Request = (
     | Train
     | Load
     | Offload
+    | ReadHoldings
+    | Collect
     | Save
     | Restore
     | ListWeights
+    | ScorePrompts
     | PackBucket
-    | ReleaseBucket
+    | ReleaseBuckets
     | Close
 )
 
@@ -121,6 +143,13 @@ class Done(Message, frozen=True, kw_only=True):
     pass
 
 
+class Holdings(Message, frozen=True, kw_only=True):
+    """Bytes that a rank holds: of its device by ``Part``, and of the host beside a GPU."""
+
+    device: dict[str, int]
+    host: int
+
+
 class Trained(Message, frozen=True, kw_only=True):
     version: int
     metrics: dict[str, float]
@@ -131,10 +160,20 @@ class Restored(Message, frozen=True, kw_only=True):
 
 
 class Weights(Message, frozen=True, kw_only=True):
-    """All names in order, and how many buckets they make."""
+    """All names in order, how many buckets they make, and how many of these exist at a time."""
 
     names: list[str]
     num_buckets: int
+    num_slots: int
+    vocabulary_size: int
+
+
+class Scored(Message, frozen=True, kw_only=True):
+    """Float32 arrays, one for each prompt; the version and the type they were computed in."""
+
+    version: int
+    dtype: str
+    logprobs: list[bytes]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -149,10 +188,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Packed(Message, frozen=True, kw_only=True):
-    """A packed bucket. ``handle`` is None on a rank whose memory no engine worker maps."""
+    """A packed bucket. ``handle`` is None on a rank that has no buffer of its own.
+
+    ``seconds`` of this rank, by part: ``"gather"``, ``"copy"``, ``"checksum"``.
+    """
 
     handle: dict[str, Any] | None
     entries: list[Entry]
+    seconds: dict[str, float]
 
 
 class Refusal(ValueError):
@@ -165,6 +208,12 @@ class Refused(Message, frozen=True, kw_only=True):
     message: str
 
 
+class FellShort(Message, frozen=True, kw_only=True):
+    """The rank did what it could, which was less than asked. It is whole, and goes on."""
+
+    message: str
+
+
 class Failed(Message, frozen=True, kw_only=True):
     """Something broke; the rank's state is unknown from here on."""
 
@@ -172,7 +221,9 @@ class Failed(Message, frozen=True, kw_only=True):
     traceback: str
 
 
-Reply = Done | Trained | Restored | Weights | Packed | Refused | Failed
+Reply = (
+    Done | Holdings | Trained | Restored | Weights | Scored | Packed | Refused | FellShort | Failed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -246,6 +297,18 @@ def to_batch(train: Train) -> TrainingBatch:
             for sample in train.samples
         ],
     )
+
+
+def to_score_prompts(prompts: Sequence[Sequence[int]]) -> ScorePrompts:
+    return ScorePrompts(prompts=[_pack("i", prompt) for prompt in prompts])
+
+
+def to_prompts(request: ScorePrompts) -> list[list[int]]:
+    return [array("i", prompt).tolist() for prompt in request.prompts]
+
+
+def to_logprobs(reply: Scored) -> list[list[float]]:
+    return [array("f", values).tolist() for values in reply.logprobs]
 
 
 def _pack(typecode: str, values: Sequence[int] | Sequence[float]) -> bytes:

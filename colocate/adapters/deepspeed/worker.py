@@ -13,15 +13,15 @@ import deepspeed.ops
 import torch
 
 from colocate.adapters.deepspeed import checkpoint, wire
-from colocate.adapters.deepspeed.engine import TrainingEngine, load_scorer, release_caches
-from colocate.adapters.deepspeed.export import (
-    Buffers,
-    CudaIpcBuffers,
-    Exporter,
-    SharedMemoryBuffers,
-)
+from colocate.adapters.deepspeed.buffers import Buffers, CudaIpcBuffers, SharedMemoryBuffers
+from colocate.adapters.deepspeed.engine import TrainingEngine, load_scorer
+from colocate.adapters.deepspeed.export import Exporter
+from colocate.adapters.deepspeed.moves import FrozenReference, release_caches
+from colocate.adapters.deepspeed.residency import Residency, StillHeldError
+from colocate.adapters.deepspeed.score import score_prompts
 from colocate.adapters.deepspeed.step import StepSettings, admit, train_step
 from colocate.config import AlgorithmConfig, TrainerConfig
+from colocate.core.types import Part
 from colocate.learn.scoring import TokenScorer
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -51,6 +51,11 @@ class Worker:
             scorer(), self._trainer, dtype=setup.dtype, device=self._device
         )
         self._reference = scorer().requires_grad_(False) if algorithm.kl_coef else None
+        self._residency = Residency(
+            self._engine.state,
+            FrozenReference(self._reference, device=self._device) if self._reference else None,
+            device=self._device,
+        )
         self._settings = StepSettings(
             trainer=self._trainer,
             algorithm=algorithm,
@@ -59,17 +64,8 @@ class Worker:
             rank=rank,
             device=self._device,
         )
-        buffers: Buffers = (
-            CudaIpcBuffers(self._device)
-            if self._device.type == "cuda"
-            else SharedMemoryBuffers(setup.run_id)
-        )
-        self._exporter = Exporter(
-            self._engine,
-            bucket_bytes=self._trainer.publish_bucket_bytes,
-            buffers=buffers,
-            packs=rank == 0 or self._device.type == "cuda",
-        )
+        self._dtype = setup.dtype
+        self._exporter = make_exporter(self._engine, setup, self._trainer, device=self._device)
         self._version = 0
         # What exists now lives as long as the rank: collections after each step need not walk it.
         gc.collect()
@@ -85,13 +81,15 @@ class Worker:
             case wire.Train():
                 return self._train(request)
             case wire.Load():
-                self._engine.load()
-                if self._reference is not None:
-                    self._reference.to(self._device)
+                self._residency.load()
             case wire.Offload():
-                if self._reference is not None:
-                    self._reference.to("cpu")
-                self._engine.offload()
+                return self._offload(frozenset(map(Part, request.parts)))
+            case wire.ReadHoldings():
+                holdings = self._residency.holdings()
+                return wire.Holdings(
+                    device={str(k): n for k, n in holdings.device.items()}, host=holdings.host
+                )
+            case wire.Collect():
                 release_caches()
             case wire.Save():
                 checkpoint.save(
@@ -101,11 +99,16 @@ class Worker:
                 return self._restore(Path(request.folder))
             case wire.ListWeights():
                 return wire.Weights(
-                    names=self._exporter.names, num_buckets=self._exporter.num_buckets
+                    names=self._exporter.names,
+                    num_buckets=self._exporter.num_buckets,
+                    num_slots=self._exporter.num_slots,
+                    vocabulary_size=self._engine.vocabulary_size,
                 )
+            case wire.ScorePrompts():
+                return self._score(request)
             case wire.PackBucket():
-                return self._exporter.pack(request.index)
-            case wire.ReleaseBucket():
+                return self._exporter.pack(request.index, checksums=request.checksums)
+            case wire.ReleaseBuckets():
                 self._exporter.release()
             case _:
                 raise RuntimeError(f"unexpected request {type(request).__name__}")
@@ -114,8 +117,15 @@ class Worker:
     def close(self) -> None:
         self._exporter.release()
 
+    def _offload(self, parts: frozenset[Part]) -> wire.Done | wire.FellShort:
+        try:
+            self._residency.offload(parts)
+        except StillHeldError as error:
+            return wire.FellShort(message=str(error))
+        return wire.Done()
+
     def _train(self, request: wire.Train) -> wire.Trained:
-        if not self._engine.resident:
+        if self._residency.offloaded:
             raise wire.Refusal("the trainer is offloaded; call load before train")
         try:
             admitted = admit(
@@ -129,14 +139,44 @@ class Worker:
         self._version += 1
         return wire.Trained(version=self._version, metrics=metrics)
 
+    def _score(self, request: wire.ScorePrompts) -> wire.Scored:
+        if Part.PARAMETERS in self._residency.offloaded:
+            raise wire.Refusal("the trainer is offloaded; call load before score")
+        logprobs = score_prompts(self._engine, wire.to_prompts(request), device=self._device)
+        return wire.Scored(
+            version=self._version,
+            dtype=self._dtype,
+            logprobs=[values.cpu().numpy().tobytes() for values in logprobs],
+        )
+
     def _restore(self, folder: Path) -> wire.Restored:
         try:
             version = checkpoint.check(folder, self._trainer)
         except ValueError as error:
             raise wire.Refusal(str(error)) from error
+        self._residency.load()
         checkpoint.restore(self._engine, folder)
         self._version = version
         return wire.Restored(version=version)
+
+
+def make_exporter(
+    engine: TrainingEngine, setup: wire.Setup, trainer: TrainerConfig, *, device: torch.device
+) -> Exporter:
+    rank = torch.distributed.get_rank()
+    buffers: Buffers
+    if device.type == "cuda":
+        buffers = CudaIpcBuffers(device)
+    else:
+        buffers = SharedMemoryBuffers(setup.run_id, rank=rank, num_ranks=trainer.num_ranks)
+    return Exporter(
+        engine,
+        buffers,
+        dtype=getattr(torch, setup.publish_dtype),
+        bucket_bytes=trainer.bucket_bytes(device.type),
+        rank=rank,
+        num_ranks=trainer.num_ranks,
+    )
 
 
 def join_process_group(setup: wire.Setup, *, rank: int, num_ranks: int) -> torch.device:

@@ -15,6 +15,7 @@ def make_probe(
     *,
     environment: Mapping[str, str],
     num_devices: int = 1,
+    host_budget_bytes: int | None = None,
 ) -> MemoryProbe:
     """The NVML probe on CUDA, the RAM probe on CPU.
 
@@ -25,6 +26,8 @@ def make_probe(
         total_bytes: ``memory.budget_bytes``; ``None``: the device, or the machine's RAM.
         environment: The process's environment, for CUDA's choice of GPUs.
         num_devices: GPUs that the run uses; ignored on CPU.
+        host_budget_bytes: ``memory.host_budget_bytes``; ``None``: the machine's RAM, or the
+            tightest limit of the control groups.
 
     Raises:
         MemoryProbeError: the device's memory cannot be read on this machine.
@@ -38,7 +41,8 @@ def make_probe(
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             device_order=environment.get("CUDA_DEVICE_ORDER"),
             num_devices=num_devices,
+            host_budget_bytes=host_budget_bytes,
         )
     from colocate.adapters.memory.psutil_probe import PsutilProbe
 
-    return PsutilProbe(tenants, total_bytes)
+    return PsutilProbe(tenants, total_bytes, host_budget_bytes=host_budget_bytes)

@@ -1,23 +1,31 @@
-"""The probe of runs on GPUs: what the driver says, not what an allocator believes."""
+"""The probe of runs on GPUs: what the driver says, not what an allocator believes.
+
+Tested through NVIDIA's own binding, over a stand-in for the driver's library; not yet on a GPU.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import psutil
 
 from colocate.adapters.memory.errors import MemoryProbeError
-from colocate.adapters.memory.processes import with_descendants
-from colocate.adapters.memory.visible_devices import Device, select_devices
+from colocate.adapters.memory.host import HostMemory
+from colocate.adapters.memory.nvml_gauges import GAUGES
+from colocate.adapters.memory.nvml_library import (
+    DOCTOR,
+    is_unsupported,
+    list_devices,
+    open_nvml,
+    parent_of,
+    remedy,
+)
+from colocate.adapters.memory.visible_devices import select_devices
 from colocate.core.types import MemorySample
 
 logger = logging.getLogger(__name__)
-
-_DOCTOR = "`colocate doctor` shows what this machine has"
 
 
 class NvmlProbe:
@@ -25,7 +33,8 @@ class NvmlProbe:
 
     A sample is of the *fullest* of the run's GPUs: engine workers and trainer ranks are laid out
     alike on all of them, and what fits on the fullest fits on each. ``used`` holds everything on
-    that GPU, strangers' memory too, since that is what an allocation meets.
+    that GPU, strangers' memory too, since that is what an allocation meets. A MIG instance is
+    read as a GPU of its own size.
 
     Args:
         tenants: Name of each tenant and the function that tells its live processes.
@@ -33,6 +42,7 @@ class NvmlProbe:
         visible_devices: Value of ``CUDA_VISIBLE_DEVICES``; ``None`` where it is not set.
         device_order: Value of ``CUDA_DEVICE_ORDER``; ``None`` where it is not set.
         num_devices: How many of the visible GPUs the run uses, from the first; ``None``: all.
+        host_budget_bytes: What the whole run may hold of the machine's RAM; ``None``: all of it.
 
     Raises:
         MemoryProbeError: no NVML library, no driver, a clashing Python package, or a selection
@@ -49,17 +59,17 @@ class NvmlProbe:
         visible_devices: str | None,
         device_order: str | None = None,
         num_devices: int | None = None,
+        host_budget_bytes: int | None = None,
     ) -> None:
-        self._nvml = _open_nvml()
-        self._tenants = dict(tenants)
+        self._nvml = open_nvml()
         self._budget = total_bytes
         self._lock = threading.Lock()
         self._closed = False
         self._warned: set[str] = set()
         try:
-            devices = self._list_devices(visible_devices)
+            self._host = HostMemory(tenants, host_budget_bytes)
             self.uuids: tuple[str, ...] = select_devices(
-                devices,
+                list_devices(self._nvml),
                 visible_devices=visible_devices,
                 device_order=device_order,
                 num_devices=num_devices,
@@ -67,32 +77,32 @@ class NvmlProbe:
             self._handles = {
                 uuid: self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self.uuids
             }
+            self._boards = {
+                uuid: parent_of(self._nvml, handle, uuid) for uuid, handle in self._handles.items()
+            }
         except self._nvml.NVMLError as error:
             self.release()
-            raise MemoryProbeError(f"NVML cannot list the GPUs: {error}; {_DOCTOR}") from error
-        except MemoryProbeError:
+            raise MemoryProbeError(f"NVML cannot list the GPUs: {error}; {DOCTOR}") from error
+        except BaseException:
             self.release()
             raise
 
     def sample(self) -> MemorySample:
-        """Reads every GPU of the run; returns the one with the least memory free.
+        """Reads every GPU of the run and returns the one with the least memory free; and the
+        run's RAM, this process's and the tenants'.
 
         Raises:
             MemoryProbeError: the driver no longer answers, or the probe is released.
         """
+        host = self._host.read()
         with self._lock:
             if self._closed:
                 raise MemoryProbeError("the NVML probe is released; no sample can be taken")
-            try:
-                readings = [self._read(uuid) for uuid in self.uuids]
-            except self._nvml.NVMLError as error:
-                raise MemoryProbeError(
-                    f"NVML stopped answering for GPU {', '.join(self.uuids)}: {error}. The driver "
-                    "was unloaded or the GPU fell off the bus; see `dmesg` for Xid errors, then "
-                    "resume from the last checkpoint"
-                ) from error
-            uuid, used, total = min(readings, key=lambda reading: reading[2] - reading[1])
-            tenants = self._tenant_bytes(uuid)
+            uuid, used, total = min(
+                (self._read(uuid) for uuid in self.uuids),
+                key=lambda reading: reading[2] - reading[1],
+            )
+            tenants = self._tenant_bytes(uuid, host.members)
         if used > total:
             self._warn_once(
                 "over",
@@ -101,7 +111,31 @@ class NvmlProbe:
                 used,
                 total,
             )
-        return MemorySample(used=used, total=total, tenants=tenants)
+        return MemorySample(
+            used=used, total=total, tenants=tenants, host_used=host.used, host_free=host.free
+        )
+
+    def telemetry(self) -> dict[str, float]:
+        """What each GPU of the run tells of itself, by name; what it does not tell is absent.
+
+        ``"gpu0.used_bytes"``, ``"gpu0.free_bytes"``, ``"gpu0.utilization"`` and
+        ``"gpu0.memory_utilization"`` (percent), ``"gpu0.temperature_c"``, ``"gpu0.power_w"``; and
+        ``"host.available_bytes"``, ``"host.shared_memory_free_bytes"``. GPUs are counted as CUDA
+        counts the visible ones. Never raises for a driver's sake: what is lost is warned of once.
+        """
+        values = self._host.telemetry()
+        with self._lock:
+            if self._closed:
+                return values
+            for index, uuid in enumerate(self.uuids):
+                for subject, gauge in GAUGES.items():
+                    try:
+                        read = gauge(self._nvml, self._handles[uuid], self._boards[uuid])
+                    except self._nvml.NVMLError as error:
+                        self._report_untold(subject, uuid, error)
+                        continue
+                    values.update((f"gpu{index}.{name}", value) for name, value in read.items())
+        return values
 
     def release(self) -> None:
         """Closes NVML for this probe. Safe to call twice."""
@@ -114,26 +148,18 @@ class NvmlProbe:
             except self._nvml.NVMLError as error:
                 logger.warning("NVML did not shut down cleanly: %s", error)
 
-    def _list_devices(self, visible_devices: str | None) -> list[Device]:
-        nvml = self._nvml
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        devices = [
-            Device(uuid=nvml.nvmlDeviceGetUUID(handle), name=nvml.nvmlDeviceGetName(handle))
-            for handle in handles
-        ]
-        # MIG instances are not counted above; NVML finds them by their full UUID only.
-        for entry in (visible_devices or "").split(","):
-            if (uuid := entry.strip()).startswith("MIG-"):
-                nvml.nvmlDeviceGetHandleByUUID(uuid)
-                devices.append(Device(uuid=uuid, name="MIG"))
-        return devices
-
     def _read(self, uuid: str) -> tuple[str, int, int]:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handles[uuid])
+        try:
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handles[uuid])
+        except self._nvml.NVMLError as error:
+            raise MemoryProbeError(
+                f"NVML does not tell the memory of GPU {uuid}: {error}. Remedy: "
+                f"{remedy(self._nvml, error)}"
+            ) from error
         total = int(memory.total)
         return uuid, int(memory.used), total if self._budget is None else min(total, self._budget)
 
-    def _tenant_bytes(self, uuid: str) -> dict[str, int]:
+    def _tenant_bytes(self, uuid: str, members: Mapping[str, frozenset[int]]) -> dict[str, int]:
         """Bytes by tenant on one GPU; a tenant about which the driver says nothing is absent."""
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[uuid])
@@ -150,38 +176,29 @@ class NvmlProbe:
             )
             return {}
         tenants: dict[str, int] = {}
-        for name, process_ids in self._tenants.items():
-            held = [by_pid[pid] for pid in with_descendants(process_ids()) if pid in by_pid]
+        for name, pids in members.items():
+            held = [by_pid[pid] for pid in pids if pid in by_pid]
             known = [num_bytes for num_bytes in held if num_bytes is not None]
             if held and len(known) == len(held):
                 tenants[name] = sum(known)
         return tenants
 
+    def _report_untold(self, subject: str, uuid: str, error: Exception) -> None:
+        if is_unsupported(self._nvml, error):
+            self._warn_once(
+                f"no {subject}", "GPU %s does not tell its %s: %s", uuid, subject, error
+            )
+        else:
+            self._warn_once(
+                "telemetry",
+                "GPU %s did not tell its %s: %s; telemetry leaves out what the driver does not "
+                "answer, from now on without a word",
+                uuid,
+                subject,
+                error,
+            )
+
     def _warn_once(self, topic: str, message: str, *values: object) -> None:
         if topic not in self._warned:
             self._warned.add(topic)
             logger.warning(message, *values)
-
-
-def _open_nvml() -> Any:
-    """Imports and initialises NVML's Python binding, and proves that it is NVIDIA's own."""
-    try:
-        clashing = version("pynvml")
-    except PackageNotFoundError:
-        clashing = None
-    if clashing is not None and int(clashing.split(".")[0]) < 12:
-        raise MemoryProbeError(
-            f"package pynvml {clashing} hides NVIDIA's own binding of that name; remedy: "
-            "`pip uninstall pynvml`, then `pip install --force-reinstall nvidia-ml-py`"
-        )
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise MemoryProbeError(
-            f"NVML cannot be used: {error}. device=cuda needs NVIDIA's driver and its "
-            f"libnvidia-ml.so.1 (in a container: the NVIDIA container toolkit); {_DOCTOR}. "
-            "device=cpu runs without"
-        ) from error
-    return pynvml

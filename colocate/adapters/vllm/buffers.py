@@ -10,27 +10,60 @@ import torch
 
 from colocate.adapters.cuda_ipc import HANDLE_FIELDS
 
+_MAX_MAPPED = 2
+"""A sender fills one while the other is read. What is mapped takes memory, deleted or not."""
 
-def open_buffer(handle: Mapping[str, Any], device: torch.device) -> torch.Tensor:
-    """The bytes that a ``WeightBucket.handle`` describes, as a one-dimensional uint8 tensor.
+
+class OpenBuffers:
+    """Buckets by what describes them.
+
+    A sender writes one bucket after another into the same shared memory. It is mapped once, since
+    the kernel's work for each page takes as long as copying it. Memory of a GPU is mapped for one
+    bucket at a time.
 
     Args:
-        handle: ``{"kind": "shm", "path": ...}``, or ``{"kind": "cuda_ipc", "devices": {UUID:
-            fields}}`` with a copy of the bucket on each worker's GPU.
         device: This worker's.
-
-    Raises:
-        ValueError: an unknown kind, or no copy on this worker's GPU.
-        OSError: a file that cannot be read.
     """
-    kind = handle.get("kind")
-    if kind == "shm":
-        path = str(handle["path"])
-        num_bytes = Path(path).stat().st_size
-        return torch.from_file(path, shared=False, size=num_bytes, dtype=torch.uint8)
-    if kind == "cuda_ipc":
-        return _open_cuda_buffer(handle["devices"], device)
-    raise ValueError(f"handle.kind: must be 'shm' or 'cuda_ipc', is {kind!r}")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._mapped: dict[tuple[int, int], torch.Tensor] = {}
+
+    def open(self, handle: Mapping[str, Any]) -> torch.Tensor:
+        """The bytes that a ``WeightBucket.handle`` describes, a one-dimensional uint8 tensor.
+
+        Args:
+            handle: ``{"kind": "shm", "path": ...}``, or ``{"kind": "cuda_ipc", "devices": {UUID:
+                fields}}`` with a copy of the bucket on each worker's GPU.
+
+        Raises:
+            ValueError: an unknown kind, or no copy on this worker's GPU.
+            OSError: a file that cannot be read.
+        """
+        kind = handle.get("kind")
+        if kind == "shm":
+            return self._map_file(str(handle["path"]))
+        if kind == "cuda_ipc":
+            return _open_cuda_buffer(handle["devices"], self._device)
+        raise ValueError(f"handle.kind: must be 'shm' or 'cuda_ipc', is {kind!r}")
+
+    def close(self) -> None:
+        """Lets go of all of them, so that their memory is free once the sender has done so too."""
+        self._mapped = {}
+
+    def _map_file(self, path: str) -> torch.Tensor:
+        found = Path(path).stat()
+        # A file that is mapped keeps its number, even where its name is another's by now.
+        key = (found.st_dev, found.st_ino)
+        buffer = self._mapped.pop(key, None)
+        if buffer is None or buffer.numel() != found.st_size:
+            # Private, so that nothing that is done to it reaches the sender; of pages that are
+            # only read no copy is made, and they show what the sender writes later.
+            buffer = torch.from_file(path, shared=False, size=found.st_size, dtype=torch.uint8)
+        if len(self._mapped) >= _MAX_MAPPED:
+            del self._mapped[next(iter(self._mapped))]
+        self._mapped[key] = buffer
+        return buffer
 
 
 def _open_cuda_buffer(

@@ -7,6 +7,7 @@ stay where they are, so that nothing which refers to them has to know.
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -36,16 +37,26 @@ class ColocatedCPUWorker(ColocatedWorker, CPUWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._dropped: dict[str, list[tuple[torch.UntypedStorage, int]]] = {}
 
-    def sleep(self, level: int = 1) -> None:
-        """Drops memory.
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """Drops the KV cache alone.
 
         Raises:
-            RuntimeError: where bytes that should be gone are still held, or it slept already.
+            ValueError: other tags, which cannot be dropped without being saved.
+            RuntimeError: where bytes that should be gone are still held.
         """
-        if self._dropped:
-            raise RuntimeError(f"sleep: already asleep: {sorted(self._dropped)}")
+        if set(tags) != {"kv_cache"}:
+            raise ValueError(f"discard: only 'kv_cache' can be discarded, not {sorted(tags)}")
         self._drop("kv_cache", self._kv_caches())
-        if level == 2:
+        self._release()
+
+    def sleep(self, level: int = 1) -> None:
+        """Drops what the level says and was not dropped before.
+
+        Raises:
+            RuntimeError: where bytes that should be gone are still held.
+        """
+        self._drop("kv_cache", self._kv_caches())
+        if level == 2 and "weights" not in self._dropped:
             model = self.model_runner.get_model()
             self._sleep_saved_buffers = {
                 name: buffer.detach().clone() for name, buffer in model.named_buffers()
@@ -53,11 +64,7 @@ class ColocatedCPUWorker(ColocatedWorker, CPUWorker):  # type: ignore[misc]
             self._drop("weights", [*model.parameters(), *model.buffers()])
             for layer in _packed_layers(model):
                 layer.cpu_linear = _refuse_to_compute
-        _return_freed_memory()
-        held = self.residency()
-        still = {tag: held[tag] for tag in self._dropped if held[tag] > 0}
-        if still:
-            raise RuntimeError(f"sleep: bytes still held after dropping them: {still}")
+        self._release()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Takes memory back: the KV cache as zeros, parameters as NaN, buffers as they were."""
@@ -88,7 +95,20 @@ class ColocatedCPUWorker(ColocatedWorker, CPUWorker):  # type: ignore[misc]
             buffer.copy_(self._sleep_saved_buffers[name])
         self._sleep_saved_buffers = {}
 
+    def collect_garbage(self) -> None:
+        gc.collect()
+        _return_freed_memory()
+
+    def _release(self) -> None:
+        _return_freed_memory()
+        held = self.residency()
+        still = {tag: held[tag] for tag in self._dropped if held[tag] > 0}
+        if still:
+            raise RuntimeError(f"sleep: bytes still held after dropping them: {still}")
+
     def _drop(self, tag: str, tensors: Iterable[torch.Tensor]) -> None:
+        if tag in self._dropped:
+            return
         storages = _distinct_storages(tensors)
         self._dropped[tag] = [(storage, storage.nbytes()) for storage in storages]
         for storage in storages:

@@ -5,6 +5,9 @@ Has not been run on the machine it was written on, which has no GPU.
 
 from __future__ import annotations
 
+import gc
+
+import torch
 from vllm.device_allocator import get_mem_allocator_instance
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -23,3 +26,9 @@ class ColocatedCUDAWorker(ColocatedWorker, Worker):  # type: ignore[misc]
             if allocation.tag in held and not allocation.is_asleep:
                 held[allocation.tag] += allocation.handle[1]
         return held
+
+    def collect_garbage(self) -> None:
+        """Returns cached blocks of the device, and pinned host memory that level 1 has used."""
+        gc.collect()
+        torch.accelerator.empty_cache()
+        torch.accelerator.empty_host_cache()

@@ -15,26 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import gc
 import multiprocessing
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from colocate.adapters.vllm.liveness import MortalEngine, fails_with_the_engine
 from colocate.adapters.vllm.platform import Device, engine_platform
 from colocate.adapters.vllm.processes import (
     abandon,
     core_and_descendants,
-    death_of,
     make_engine,
     shut_down,
 )
+from colocate.adapters.vllm.prompt_scores import score_prompts
+from colocate.adapters.vllm.residency import EngineResidency
 from colocate.adapters.vllm.spawn import first_error, vllm_logging_to
 from colocate.config import InferenceConfig
-from colocate.core.types import FinishReason, Version
+from colocate.core.types import FinishReason, Part, SleepMode, Version
 from colocate.ports import Generation, GenerationRequest, WakeTag, WeightBucket
 
 if TYPE_CHECKING:
@@ -43,48 +44,8 @@ if TYPE_CHECKING:
 _ABORT_DEADLINE_S = 60.0
 """For results that the engine has already sent; passing it means that one was lost."""
 
-_DEATH_CHECK_S = 0.5
-"""Between two looks at whether the engine that owes an answer still lives."""
 
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def fails_with_the_engine(
-    method: Callable[Concatenate[VllmInference, P], Awaitable[T]],
-) -> Callable[Concatenate[VllmInference, P], Coroutine[Any, Any, T]]:
-    """A call to an engine that dies meanwhile, or is dead, ends with ``EngineDiedError``.
-
-    vLLM leaves a call of its core unanswered where the core dies under it, and its own error on a
-    dead engine points to a stack trace that nobody sees.
-    """
-
-    @functools.wraps(method)
-    async def call(self: VllmInference, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        engine = self._engine
-        if engine is None:
-            return await method(self, *args, **kwargs)
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        answer = asyncio.ensure_future(method(self, *args, **kwargs))
-        try:
-            while not answer.done():
-                await asyncio.wait({answer}, timeout=_DEATH_CHECK_S)
-                if engine.errored and not answer.done():
-                    raise death_of(engine, self._log_file, self._log_start)
-            return answer.result()
-        except EngineDeadError as error:
-            raise death_of(engine, self._log_file, self._log_start) from error
-        finally:
-            if not answer.done():
-                answer.cancel()
-                await asyncio.wait({answer})
-
-    return call
-
-
-class VllmInference:
+class VllmInference(MortalEngine):
     """One engine: a front end in this process, its core and workers in processes of their own.
 
     Args:
@@ -96,6 +57,7 @@ class VllmInference:
         log_file: Takes all that vLLM has to say, in this process and in its own.
         run_id: Marks the engine's processes (``COLOCATE_RUN_ID``).
         threads: OpenMP threads of the workers (CPU); ``None``: all CPUs.
+        devices: Indices or UUIDs of the GPUs it may use (CUDA); ``None``: all that are visible.
     """
 
     def __init__(
@@ -109,20 +71,20 @@ class VllmInference:
         log_file: Path,
         run_id: str,
         threads: int | None = None,
+        devices: Sequence[str] | None = None,
     ) -> None:
+        super().__init__(log_file)
         self._model_path = str(model_path)
         self._config = config
         self._dtype = dtype
         self._seed = seed
-        self._log_file = log_file
         self._run_id = run_id
-        self._platform = engine_platform(device, config, threads)
-        self._engine: AsyncLLM | None = None
+        self._platform = engine_platform(device, config, threads, devices)
         self._resources = ExitStack()
-        self._log_start = 0
         self._parked = False
-        self._asleep: set[WakeTag] = set()
+        self._memory = EngineResidency(host_is_device=device == "cpu")
         self._unusable: str | None = None
+        self._version: Version | None = None
         self._pending: set[asyncio.Future[None]] = set()
         self._submitting: set[asyncio.Future[None]] = set()
 
@@ -206,10 +168,12 @@ class VllmInference:
                     )
                 output = queue.get_nowait() or await queue.get()
             except asyncio.CancelledError:
-                await engine.abort(request.request_id)
+                # Shielded: a second cancellation must not leave the engine generating for nobody.
+                with suppress(EngineDeadError):
+                    await asyncio.shield(engine.abort(request.request_id))
                 raise
             except EngineDeadError as error:
-                raise death_of(engine, self._log_file, self._log_start) from error
+                raise self._death_of(engine) from error
             return generation(request.request_id, output)
 
     @fails_with_the_engine
@@ -240,8 +204,8 @@ class VllmInference:
         Raises:
             RuntimeError: where memory is asleep: wake it instead.
         """
-        if self._asleep:
-            raise RuntimeError(f"resume: {sorted(self._asleep)} asleep; wake them one by one")
+        if self._memory.asleep:
+            raise RuntimeError(f"resume: {self._asleep_text()} asleep; wake them one by one")
         engine = self._running()
         await engine.resume_generation()
         if await engine.is_paused():
@@ -249,27 +213,23 @@ class VllmInference:
         self._parked = False
 
     @fails_with_the_engine
-    async def sleep(self, level: Literal[1, 2]) -> None:
-        """Drops the KV cache, and at level 2 the weights. Only while parked.
+    async def sleep(self, mode: SleepMode) -> None:
+        """Gives up the KV cache, and at levels 1 and 2 the weights too. Only while parked.
+
+        May be repeated with the same mode or a deeper one. On CPU, where host memory is the
+        device, level 1 leaves the weights where they are. On GPUs level 2 cannot follow level 1:
+        vLLM keeps the host's copy, and of the device nothing is left to give up.
 
         Raises:
-            RuntimeError: not parked, asleep already, or bytes that should be gone are held.
+            RuntimeError: not parked, a mode that cannot follow the present one, or bytes that
+                should be gone are held.
         """
         engine = self._running()
-        if not self._parked or self._asleep:
-            raise RuntimeError(
-                f"sleep: must be parked and awake; parked {self._parked}, "
-                f"asleep {sorted(self._asleep)}"
-            )
-        if level == 2:
+        if not self._parked:
+            raise RuntimeError("sleep: the engine must be parked")
+        if mode is SleepMode.LEVEL_2:
             self._unusable = "level 2 sleep dropped them"
-        self._asleep = {"weights", "kv_cache"}
-        await engine.sleep(level, mode="abort")
-        if not await engine.is_sleeping():
-            raise RuntimeError("sleep: the engine reports that it is awake")
-        held = await self.residency()
-        if held["kv_cache"] > 0 or (level == 2 and held["weights"] > 0):
-            raise RuntimeError(f"sleep: the workers still hold bytes after level {level}: {held}")
+        await self._memory.give_up(engine, mode)
 
     @fails_with_the_engine
     async def wake(self, tag: WakeTag) -> None:
@@ -278,28 +238,37 @@ class VllmInference:
         Waking what is awake changes no memory.
 
         Raises:
-            RuntimeError: weights still asleep when the KV cache is asked for, or the engine
-                reports that kind asleep afterwards.
+            RuntimeError: weights still asleep when the KV cache is asked for, or memory that the
+                workers do not hold afterwards.
         """
         engine = self._running()
-        if tag == "kv_cache" and "weights" in self._asleep:
+        asleep = self._memory.asleep
+        if tag == "kv_cache" and Part.WEIGHTS in asleep:
             raise RuntimeError("wake: weights must be woken, and published, before the KV cache")
-        if tag in self._asleep:
-            # One tag a call: vLLM ignores all tags of a call after one that is awake.
-            await engine.wake_up([tag])
-            held = await self.residency()
-            if held[tag] == 0:
-                raise RuntimeError(f"wake: the workers hold no bytes of {tag!r}: {held}")
-            self._asleep.discard(tag)
+        if tag in asleep:
+            await self._memory.take_back(engine, Part(tag))
         if tag == "kv_cache":
             await self._reset_caches()
             await self.resume()
 
     @fails_with_the_engine
-    async def residency(self) -> dict[str, int]:
-        """Bytes that the workers hold together, by wake tag."""
-        reports = await self._running().collective_rpc("residency")
-        return {tag: sum(report[tag] for report in reports) for tag in ("weights", "kv_cache")}
+    async def residency(self) -> dict[Part, int]:
+        """Bytes by part: of all workers together on CPU, of the fullest worker on GPUs.
+
+        On GPUs only what vLLM can put to sleep is counted; communicators and graphs are not.
+        """
+        return await self._memory.measure(self._running())
+
+    @fails_with_the_engine
+    async def collect(self) -> None:
+        """Has every worker collect garbage and give what its allocators keep back.
+
+        Raises:
+            RuntimeError: not parked: a forward pass would lose what it is about to reuse.
+        """
+        if not self._parked:
+            raise RuntimeError("collect: the engine must be parked")
+        await self._running().collective_rpc("collect_garbage")
 
     @fails_with_the_engine
     async def expected_weight_names(self) -> list[str]:
@@ -317,10 +286,10 @@ class VllmInference:
         Raises:
             RuntimeError: where requests may run, or the weights are asleep.
         """
-        if not self._parked or "weights" in self._asleep:
+        if not self._parked or Part.WEIGHTS in self._memory.asleep:
             raise RuntimeError(
                 f"weight update: must be parked with weights awake; parked {self._parked}, "
-                f"asleep {sorted(self._asleep)}"
+                f"asleep {self._asleep_text()}"
             )
         self._unusable = "a weight update was begun and not finished"
         await self._running().start_weight_update()
@@ -334,24 +303,67 @@ class VllmInference:
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        update = {
-            "handle": dict(bucket.handle),
-            "entries": [dataclasses.asdict(entry) for entry in bucket.entries],
-        }
+        update = _plain(bucket)
         await self._running().update_weights(WeightTransferUpdateRequest(update_info=update))
 
     @fails_with_the_engine
-    async def finish_weight_update(self, version: Version) -> None:
+    async def copy_bucket(self, bucket: WeightBucket | None) -> float:
+        """Has every worker copy a bucket; None: has it free the copy. Nothing else changes."""
+        update = None if bucket is None else _plain(bucket)
+        taken: list[float] = await self._running().collective_rpc("copy_bucket", args=(update,))
+        return max(taken)
+
+    @fails_with_the_engine
+    async def finish_weight_update(self, version: Version) -> dict[str, float]:
         """Ends an update: the weights are ``version``'s, and no cache remembers others.
+
+        Returns what it took since its beginning: seconds by part, of the slowest worker.
 
         Raises:
             Exception: vLLM's, with the worker's message, where weights are missing.
             RuntimeError: where a cache was not reset or the version not taken.
         """
-        await self._running().finish_weight_update()
+        engine = self._running()
+        await engine.finish_weight_update()
         await self._reset_caches()
         await self._set_version(version)
         self._unusable = None
+        reports = await engine.collective_rpc("weight_update_seconds")
+        return {part: max(report.get(part, 0.0) for report in reports) for part in reports[0]}
+
+    @fails_with_the_engine
+    async def reject_weights(self, reason: str) -> None:
+        """Refuses to generate until a whole update has landed."""
+        self._unusable = reason
+        await self._running().collective_rpc("break_off_weight_update")
+
+    @property
+    def weights_version(self) -> Version | None:
+        """Of the whole set of weights that the engine has, asleep or awake; None: it has none."""
+        return None if self._unusable is not None else self._version
+
+    @fails_with_the_engine
+    async def prompt_logprobs(self, prompts: Sequence[Sequence[int]]) -> list[list[list[float]]]:
+        """For this engine alone, and each prompt: log-probabilities of its tokens but the first.
+
+        Of plain log-softmax at temperature 1. While parked no other request is let in meanwhile.
+
+        Raises:
+            RuntimeError: where memory is asleep, or the weights are not those of any version.
+        """
+        engine = self._running()
+        if self._memory.asleep or self._unusable is not None:
+            raise RuntimeError(
+                f"prompt_logprobs: the engine must be awake with whole weights; asleep "
+                f"{self._asleep_text()}, weights {self._unusable or 'whole'}"
+            )
+        if not self._parked:
+            return [await score_prompts(engine, prompts)]
+        await engine.resume_generation()
+        try:
+            return [await score_prompts(engine, prompts)]
+        finally:
+            await engine.pause_generation(mode="abort", clear_cache=False)
 
     def process_ids(self) -> Sequence[int]:
         """Live processes of the engine: its core, workers and their helpers."""
@@ -368,8 +380,9 @@ class VllmInference:
             # interpreter's exit.
             del engine
             gc.collect()
-        self._parked, self._unusable = False, None
-        self._asleep.clear()
+        self._parked, self._unusable, self._version = False, None, None
+        self._memory.mode = SleepMode.PAUSE
+        self._processes = ()
         await asyncio.to_thread(self._resources.close)
 
     def _start_blocking(self) -> None:
@@ -383,6 +396,7 @@ class VllmInference:
             log_file=self._log_file,
             run_id=self._run_id,
         )
+        self._processes = core_and_descendants(self._engine)
 
     async def _warm_up(self) -> None:
         """Lets first requests, which take a second on CPU, be none of the run's."""
@@ -406,6 +420,7 @@ class VllmInference:
         taken = await engine.get_weight_version()
         if taken != str(version):
             raise RuntimeError(f"version: the engine reports {taken!r}, set was {str(version)!r}")
+        self._version = version
 
     @fails_with_the_engine
     async def _reset_caches(self) -> None:
@@ -415,10 +430,23 @@ class VllmInference:
         await engine.reset_mm_cache()
         await engine.reset_encoder_cache()
 
+    def _asleep_text(self) -> str:
+        return ", ".join(sorted(self._memory.asleep)) or "nothing"
+
     def _running(self) -> AsyncLLM:
         if self._engine is None:
             raise RuntimeError("the engine is not running")
         return self._engine
+
+
+def _plain(bucket: WeightBucket) -> dict[str, Any]:
+    return {
+        "handle": dict(bucket.handle),
+        "entries": [
+            {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+            for entry in bucket.entries
+        ],
+    }
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,18 +43,28 @@ _COMMON_ENVIRONMENT = {
 }
 
 
-def engine_platform(device: Device, config: InferenceConfig, threads: int | None) -> EnginePlatform:
+def engine_platform(
+    device: Device,
+    config: InferenceConfig,
+    threads: int | None,
+    devices: Sequence[str] | None = None,
+) -> EnginePlatform:
     """The platform for ``device``.
 
     Args:
         threads: OpenMP threads of all workers together (CPU only); ``None``: one for each CPU
             that this process may use.
+        devices: What the engine's processes see as ``CUDA_VISIBLE_DEVICES`` (CUDA only); ``None``:
+            what this process sees.
     """
     if device == "cuda":
         return EnginePlatform(
             worker_cls="colocate.adapters.vllm.cuda_worker.ColocatedCUDAWorker",
             engine_args={"enable_sleep_mode": True, "enforce_eager": config.enforce_eager},
-            environment=_COMMON_ENVIRONMENT,
+            environment={
+                **_COMMON_ENVIRONMENT,
+                **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices is not None else {}),
+            },
         )
     num_threads = threads or len(os.sched_getaffinity(0))
     per_worker = max(1, num_threads // config.tensor_parallel_size)

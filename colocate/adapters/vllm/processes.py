@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ def make_engine(
                 worker_cls=platform.worker_cls,
                 logging_config=LoggingConfig(configure_logging=False),
                 disable_log_stats=True,
-                **platform.engine_args,
+                **{**platform.engine_args, **config.engine_args},
             )
         )
 
@@ -92,13 +93,16 @@ def core_and_descendants(engine: AsyncLLM) -> list[psutil.Process]:
             found += [process, *process.children(recursive=True)]
         except psutil.NoSuchProcess:
             continue
-    return [process for process in found if _is_alive(process)]
+    return [process for process in found if is_alive(process)]
 
 
-def death_of(engine: AsyncLLM, log_file: Path, log_start: int) -> EngineDiedError:
+def death_of(
+    engine: AsyncLLM, processes: Sequence[psutil.Process], log_file: Path, log_start: int
+) -> EngineDiedError:
     """What is to be said of an engine that vLLM calls dead.
 
     Args:
+        processes: Its core and workers, as they were started.
         log_file: Of the engine.
         log_start: The byte from which on its log tells of its life.
     """
@@ -107,6 +111,9 @@ def death_of(engine: AsyncLLM, log_file: Path, log_start: int) -> EngineDiedErro
         for process in engine.engine_core.resources.engine_manager.processes
         if process.exitcode is not None
     ]
+    # How a worker ended only its parent, the core, was told.
+    if not ends:
+        ends = [f"process {p.pid} has ended" for p in processes if not is_alive(p)]
     cause = first_error(log_file, log_start)
     if cause is not None and not cause.startswith("EngineDeadError"):
         ends.append(cause)
@@ -115,7 +122,7 @@ def death_of(engine: AsyncLLM, log_file: Path, log_start: int) -> EngineDiedErro
     )
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -131,9 +138,9 @@ def shut_down(engine: AsyncLLM) -> None:
     processes = core_and_descendants(engine)
     engine.shutdown(timeout=EXIT_GRACE_S)
     _, lingering = psutil.wait_procs(processes, timeout=EXIT_GRACE_S)
-    for process in filter(_is_alive, lingering):
+    for process in filter(is_alive, lingering):
         process.kill()
     _, surviving = psutil.wait_procs(lingering, timeout=EXIT_GRACE_S)
-    surviving = [process for process in surviving if _is_alive(process)]
+    surviving = [process for process in surviving if is_alive(process)]
     if surviving:
         raise RuntimeError(f"close: processes {[p.pid for p in surviving]} survive SIGKILL")

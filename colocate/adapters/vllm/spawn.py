@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from colocate.adapters.vllm import child
@@ -57,23 +58,49 @@ def engine_spawning(
 
 @contextmanager
 def vllm_logging_to(log_file: Path) -> Iterator[None]:
-    """Within it, what vLLM logs in *this* process goes to ``log_file`` only.
+    """Within it, what vLLM logs in *this* process goes to ``log_file``, and not to the terminal.
+
+    Contexts may overlap, ended in any order: the front ends of several engines share this process
+    and vLLM's one logger, and records do not tell whose they are, so every open log gets them.
 
     vLLM must be told separately to leave its logger alone (``VLLM_CONFIGURE_LOGGING=0`` where it
     is first imported, ``LoggingConfig`` where an engine is made).
     """
     logger = logging.getLogger("vllm")
-    before = (logger.handlers[:], logger.propagate, logger.level)
-    handler = logging.FileHandler(log_file)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
-    logger.handlers[:], logger.propagate = [handler], False
+    others = [handler for handler in logger.handlers if isinstance(handler, _EngineLog)]
+    before = others[0].before if others else _LoggerState.of(logger)
+    handler = _EngineLog(log_file, before)
+    logger.handlers[:], logger.propagate = [*others, handler], False
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.handlers[:], logger.propagate = before[0], before[1]
-        logger.setLevel(before[2])
+        logger.removeHandler(handler)
         handler.close()
+        if not any(isinstance(other, _EngineLog) for other in logger.handlers):
+            before.restore(logger)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoggerState:
+    handlers: tuple[logging.Handler, ...]
+    propagate: bool
+    level: int
+
+    @classmethod
+    def of(cls, logger: logging.Logger) -> _LoggerState:
+        return cls(handlers=tuple(logger.handlers), propagate=logger.propagate, level=logger.level)
+
+    def restore(self, logger: logging.Logger) -> None:
+        logger.handlers[:], logger.propagate = self.handlers, self.propagate
+        logger.setLevel(self.level)
+
+
+class _EngineLog(logging.FileHandler):
+    def __init__(self, log_file: Path, before: _LoggerState) -> None:
+        super().__init__(log_file)
+        self.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
+        self.before = before
 
 
 def first_error(log_file: Path, start: int) -> str | None:

@@ -9,10 +9,13 @@ something was never sent; that is done here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from vllm.distributed.weight_transfer.base import (
@@ -29,7 +32,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from colocate.adapters.checksum import tensor_checksum
-from colocate.adapters.vllm.buffers import open_buffer
+from colocate.adapters.vllm.buffers import OpenBuffers
 from colocate.adapters.vllm.checkpoint import checkpoint_names
 
 _DTYPES = {
@@ -56,6 +59,10 @@ class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo])
     """Receives one complete set of weights per update.
 
     An update that fails leaves the model unusable until a later one succeeds from its start.
+
+    Attributes:
+        seconds: What the last update took so far, by part: ``"receive_checksum"``, ``"load"``
+            (vLLM's reload, which copies out of the bucket), ``"finish"``.
     """
 
     init_info_cls = NoInitInfo
@@ -64,6 +71,9 @@ class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo])
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._awaited: set[str] = set()
+        self._buffers = OpenBuffers(self.device)
+        self._copies: torch.Tensor | None = None
+        self.seconds: dict[str, float] = {}
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         return
@@ -74,8 +84,11 @@ class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo])
         return checkpoint_names(self.model_config.model, tied_embeddings=tied)
 
     def start_weight_update(self) -> None:
-        _forget_unfinished_update(self.model)
-        initialize_layerwise_reload(self.model)
+        self.seconds = {}
+        self._buffers.close()
+        with self._timed("load"):
+            _forget_unfinished_update(self.model)
+            initialize_layerwise_reload(self.model)
         self._awaited = set(self.expected_names())
 
     @torch.no_grad()
@@ -87,8 +100,9 @@ class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo])
                 differs.
             ValueError: an entry that does not describe bytes of the buffer.
         """
-        buffer = open_buffer(update_info.handle, self.device)
-        weights = [(entry["name"], _checked(buffer, entry)) for entry in update_info.entries]
+        buffer = self._buffers.open(update_info.handle)
+        with self._timed("receive_checksum"):
+            weights = [(entry["name"], _checked(buffer, entry)) for entry in update_info.entries]
         for name, _ in weights:
             if name not in self._awaited:
                 raise RuntimeError(
@@ -96,9 +110,9 @@ class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo])
                     "it came twice; publish each weight of the checkpoint once"
                 )
             self._awaited.remove(name)
-        with disable_mtp_completeness_check():
+        with self._timed("load"), disable_mtp_completeness_check():
             self.model.load_weights(weights)
-        _detach_from(buffer, self.model)
+            _detach_from(buffer, self.model)
 
     @torch.no_grad()
     def finish_weight_update(self) -> None:
@@ -112,12 +126,55 @@ class StreamedWeightTransferEngine(WeightTransferEngine[NoInitInfo, BucketInfo])
             raise RuntimeError(
                 f"weight update: {len(missing)} weights were never sent, among them {missing[:3]}"
             )
-        _require_all_loaded(self.model)
-        finalize_layerwise_reload(self.model, self.model_config)
-        _repack_shared_weights(self.model)
+        with self._timed("finish"):
+            _require_all_loaded(self.model)
+            finalize_layerwise_reload(self.model, self.model_config)
+            _repack_shared_weights(self.model)
+        self._buffers.close()
+
+    def copy_bucket(self, handle: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> float:
+        """Copies a bucket's tensors to memory of its own; returns the seconds that took.
+
+        The time begins with the mapping of the bucket. The memory is kept for the next bucket,
+        until ``drop_copies``.
+        """
+        began = time.perf_counter()
+        buffer = self._buffers.open(handle)
+        if self._copies is None or self._copies.numel() < buffer.numel():
+            self._copies = torch.empty_like(buffer)
+        for entry in entries:
+            place = slice(entry["offset"], entry["offset"] + entry["num_bytes"])
+            if self.device.type == "cpu":
+                np.copyto(self._copies[place].numpy(), buffer[place].numpy())
+            else:
+                self._copies[place].copy_(buffer[place])
+        _wait_for(self.device)
+        return time.perf_counter() - began
+
+    def drop_copies(self) -> None:
+        self._copies = None
+        self._buffers.close()
+
+    def break_off(self) -> None:
+        """Lets go of the sender's memory, and of what was collected, in the middle of an update."""
+        _forget_unfinished_update(self.model)
+        self._buffers.close()
 
     def shutdown(self) -> None:
         self._awaited = set()
+        self.drop_copies()
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        _wait_for(self.device)
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
 
 
 def _checked(buffer: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:

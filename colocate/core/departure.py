@@ -1,0 +1,69 @@
+"""When the rollout is left: the policy's word, and the hold for partials that would expire."""
+
+from __future__ import annotations
+
+from colocate.core.actions import Action, SetTimer
+from colocate.core.buffer import Buffer
+from colocate.core.settings import Settings
+from colocate.core.staleness import max_swap_interval
+from colocate.core.swap_policy import RolloutView, Stay, make_policy
+from colocate.core.trajectory import ProtocolError
+from colocate.core.types import Version
+
+
+class Departure:
+    """Asks the policy; keeps what it must remember between two answers."""
+
+    def __init__(self, settings: Settings, buffer: Buffer) -> None:
+        self._settings = settings
+        self._buffer = buffer
+        self._policy = make_policy(settings)
+        self._wanted_since_s: float | None = None
+        self._asked_until_s: float | None = None
+
+    def consider(
+        self, version: Version, *, now_s: float, rollout_started_s: float
+    ) -> int | list[Action]:
+        """How many batches to swap for now; else the timers after which to ask again."""
+        settings = self._settings
+        num_steps_left = settings.steps - version
+        max_batches = min(max_swap_interval(settings.max_staleness), num_steps_left)
+        view = RolloutView(
+            time_s=now_s,
+            rollout_started_s=rollout_started_s,
+            num_ready_batches=len(self._buffer.plan(version, max_batches)),
+            num_unfinished=self._buffer.num_unfinished,
+            num_steps_left=num_steps_left,
+            max_batches=max_batches,
+        )
+        decision = self._policy.decide(view)
+        if isinstance(decision, Stay):
+            self._wanted_since_s = None
+            return self._ask_again(decision.until_s)
+        if not 1 <= decision.num_batches <= view.num_ready_batches:
+            raise ProtocolError(f"the policy wants {decision.num_batches} batches of {view}")
+        if hold_until_s := self._hold(version, decision.num_batches, num_steps_left, now_s):
+            return self._ask_again(hold_until_s)
+        self._wanted_since_s = None
+        return decision.num_batches
+
+    def _ask_again(self, at_s: float | None) -> list[Action]:
+        if at_s is None or at_s == self._asked_until_s:
+            return []
+        self._asked_until_s = at_s
+        return [SetTimer(timer="swap", at_s=at_s)]
+
+    def _hold(
+        self, version: Version, num_batches: int, num_steps_left: int, now_s: float
+    ) -> float | None:
+        """Until when the swap is held for unfinished work that it would expire, if at all."""
+        if num_batches >= num_steps_left:
+            return None  # nothing is trained after it, so nothing expires
+        if self._wanted_since_s is None:
+            self._wanted_since_s = now_s
+        until_s = self._wanted_since_s + self._settings.expiry_grace_s
+        if now_s >= until_s:
+            return None
+        stale = self._buffer.stale_groups(Version(version + num_batches))
+        unfinished = any(m.is_unfinished for g in stale for m in self._buffer.members(g))
+        return until_s if unfinished else None

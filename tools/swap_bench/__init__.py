@@ -1,0 +1,1 @@
+"""What ``tools/bench_swap.py`` is made of."""

@@ -1,0 +1,2 @@
+def draw(figures, path):
+    pass

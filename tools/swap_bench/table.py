@@ -1,0 +1,2 @@
+def show(figures, console):
+    console.print(figures)
