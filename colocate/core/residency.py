@@ -171,7 +171,7 @@ class Residency:
             return True
         paused = self.mode is SleepMode.PAUSE
         if phase is Phase.SLEEPING:
-            left = paused or self.ledger.has_released(EVICTED[self.mode], memory)
+            left = paused or self.ledger.has_released(self.mode, memory)
             return left and self._wanted(phase, memory) <= memory.free
         return paused or self._wanted(phase, memory) <= memory.free
 
@@ -282,8 +282,8 @@ class Residency:
             return ""
         tried = ", ".join(self._ladder.tried) or "nothing"
         wanted = self._wanted(phase, memory) >> 20
-        if phase is Phase.SLEEPING and not self.ledger.has_released(EVICTED[self.mode], memory):
-            waits = "the engine to give up what it reports to have given up"
+        if phase is Phase.SLEEPING and not self.ledger.has_released(self.mode, memory):
+            waits = f"the engine to give up {', '.join(ordered(EVICTED[self.mode]))}"
         elif phase is Phase.SLEEPING:
             waits = (
                 f"{wanted} MiB free, so that the trainer can train: lower "

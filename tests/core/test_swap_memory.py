@@ -219,10 +219,20 @@ def test_memory_that_never_falls_ends_the_run_with_the_ledger_and_what_was_tried
             world._end_operation(0)
     error = fire_deadline(world)
     assert "sleeping has not ended by its deadline" in error
-    assert "the engine to give up what it reports to have given up" in error
+    assert "the engine to give up kv_cache" in error
     assert "tried: collect" in error
     assert "engine awake: " in error
     assert world.scheduler.summary()["memory"]["ledger"]["now"]["engine"] == 55
+
+
+def test_a_sleep_that_does_nothing_is_found_out_though_a_little_memory_falls_by_itself() -> None:
+    world = started(small(steps=5))
+    until(world, Phase.SLEEPING)
+    world.ineffective.add(act.Sleep)
+    world.engine_leak = -1
+    world._end_operation(0)
+    assert world.scheduler.phase is Phase.SLEEPING
+    assert world._wants_memory
 
 
 def test_a_trainer_that_stays_is_collected_then_offloaded_whole() -> None:

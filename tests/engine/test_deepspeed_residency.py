@@ -18,6 +18,8 @@ import torch
 from deepspeed_support import OFFLOAD_CASES, Layout, expected_bytes, make_batch
 from transformers import AutoModelForCausalLM
 
+from colocate.adapters.deepspeed import wire
+from colocate.adapters.deepspeed.client import DeepSpeedTrainer
 from colocate.adapters.deepspeed.moves import EmptiedStorages, flat
 from colocate.adapters.deepspeed.processes import CLOSE_GRACE_S, RankDiedError, RankFailedError
 from colocate.adapters.deepspeed.residency import (
@@ -29,7 +31,7 @@ from colocate.adapters.deepspeed.residency import (
     check_gone,
     count_bytes,
 )
-from colocate.config import EmbeddedModelConfig
+from colocate.config import AlgorithmConfig, EmbeddedModelConfig, TrainerConfig
 from colocate.core.types import TRAINER_PARTS, Part
 from colocate.embedded.model import build_embedded_model
 
@@ -140,6 +142,57 @@ async def test_a_rank_that_dies_or_hangs_while_it_offloads_is_named_or_ended(mod
         assert not psutil.pid_exists(stopped)
     finally:
         await asyncio.gather(dying.close(), hanging.close())
+
+
+class AnsweringPool:
+    """Stands for ranks on GPUs, which answer what ranks on CPU never can."""
+
+    def __init__(self, *answers: list[wire.Reply]) -> None:
+        self._answers = iter(answers)
+
+    async def ask(self, request: wire.Message) -> list[wire.Reply]:
+        return next(self._answers)
+
+
+def trainer_on_gpus(folder: Path, pool: AnsweringPool) -> DeepSpeedTrainer:
+    trainer = DeepSpeedTrainer(
+        folder,
+        TrainerConfig(num_ranks=2),
+        AlgorithmConfig(group_size=2, groups_per_step=1),
+        dtype="bfloat16",
+        temperature=1.0,
+        steps=1,
+        seed=0,
+        device="cuda",
+        log_dir=folder,
+        run_id="answered",
+    )
+    trainer._pool = pool  # type: ignore[assignment]
+    return trainer
+
+
+async def test_a_rank_whose_device_still_holds_bytes_is_named_and_can_be_asked_again(tmp_path):
+    pool = AnsweringPool(
+        [wire.Done(), wire.FellShort(message="offload: cuda:1 still holds 7 bytes")],
+        [wire.Done(), wire.Done()],
+        [wire.Done(), wire.Done()],
+    )
+    trainer = trainer_on_gpus(tmp_path, pool)
+    with pytest.raises(RuntimeError, match=r"^trainer rank 1: offload: cuda:1 still holds 7 bytes"):
+        await trainer.offload(TRAINER_PARTS)
+    await trainer.collect()
+    await trainer.offload(TRAINER_PARTS)
+
+
+async def test_of_several_gpus_the_fullest_is_reported_and_host_memory_is_added_up(tmp_path):
+    fuller, other = held(parameters=10, optimizer=30), held(parameters=20, optimizer=5)
+    replies: list[wire.Reply] = [
+        wire.Holdings(device={str(part): n for part, n in each.items()}, host=host)
+        for each, host in ((other, 100), (fuller, 1000))
+    ]
+    trainer = trainer_on_gpus(tmp_path, AnsweringPool(replies, replies))
+    assert await trainer.residency() == fuller
+    assert await trainer.host_bytes() == 1100
 
 
 def test_a_storage_is_counted_once_whoever_views_it():

@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 TOLERANCE = 1e-3
 PROMPT = [index % 17 for index in range(40)]
 RUN_ID = "publication"
+
+PAGES_BYTES = 64 * 2**10
+"""Of shared memory, much less than a bucket's."""
 
 LAYOUTS = [Layout(zero_stage=stage, num_ranks=ranks) for stage in (1, 2, 3) for ranks in (1, 2)]
 UNTIED_LAYOUTS = [
@@ -75,14 +78,14 @@ def shared_files() -> list[Path]:
     return list(FOLDER.glob(f"{file_prefix(RUN_ID)}*"))
 
 
-def shared_bytes(process_ids: Sequence[int]) -> int:
-    """Of shared memory that the processes have mapped."""
-    found = [re.search(r"RssShmem:\s+(\d+) kB", status(pid)) for pid in process_ids]
+def shared_bytes(*tenants: Any) -> int:
+    """Of shared memory that the tenants' processes have mapped."""
+    found = [
+        re.search(r"RssShmem:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        for tenant in tenants
+        for pid in tenant.process_ids()
+    ]
     return sum(int(match[1]) * 1024 for match in found if match)
-
-
-def status(pid: int) -> str:
-    return Path(f"/proc/{pid}/status").read_text()
 
 
 async def swap(
@@ -142,8 +145,6 @@ async def train_and_serve(engine: Any, layout: Layout, model: Path, folder: Path
                 engine, trainer, model, version=version, name=f"{layout}-{model.parent.name}"
             )
             assert not shared_files()
-            pids = [*trainer.process_ids(), *engine.process_ids()]
-            assert shared_bytes(pids) < 2**20
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -165,6 +166,7 @@ async def test_bfloat16_training_is_published_to_a_float32_engine(engine, tied_m
     async with running(trainer):
         transfer = StreamedTransfer(trainer, engine)
         version = await swap(engine, trainer, transfer, before=0)
+        await trainer.load()
         (ours,) = (await trainer.score([PROMPT])).logprobs
         ((theirs,),) = await engine.prompt_logprobs([PROMPT])
         assert 0 < max_difference(ours, theirs) < 0.1
@@ -254,10 +256,10 @@ async def test_a_publication_that_breaks_half_way_leaves_nothing_to_serve_from(
         await engine.park()
         await engine.sleep(SleepMode.LEVEL_2)
         await engine.wake("weights")
+        idle = shared_bytes(engine)
         with pytest.raises(error, match=message):
             await StreamedTransfer(kind(trainer), engine).publish(Version(1))
-        # Neither side keeps the memory that the rest would have gone through.
-        assert shared_bytes([*trainer.process_ids(), *engine.process_ids()]) < 2**20
+        assert shared_bytes(engine) < idle + PAGES_BYTES
         await engine.wake("kv_cache")
         with pytest.raises(RuntimeError, match="cannot be served: publishing version 1"):
             await engine.generate(make_request("refused", PROMPT))
@@ -289,6 +291,29 @@ async def test_a_cancelled_publication_leaves_the_trainer_whole(engine, tied_mod
         assert not shared_files()
         await publish(engine, trainer, version=1)
         assert engine.weights_version == 1
+
+
+async def test_both_sides_map_shared_memory_only_while_they_use_it(engine, tied_models, tmp_path):
+    layout = Layout(zero_stage=3, num_ranks=2)
+    async with running(layout.trainer(tied_models.first, tmp_path, RUN_ID)) as trainer:
+        idle = {tenant: shared_bytes(tenant) for tenant in (trainer, engine)}
+        source = MeasuringSource(trainer, engine)
+        await publish(engine, source, version=1)
+        for tenant, before in idle.items():
+            assert source.mapped[tenant] > before + 2 * PAGES_BYTES
+            assert shared_bytes(tenant) < before + PAGES_BYTES
+
+
+class MeasuringSource(MeddledSource):
+    """Looks when one bucket has been loaded and the next has been packed."""
+
+    def __init__(self, trainer: DeepSpeedTrainer, engine: Any) -> None:
+        super().__init__(trainer)
+        self._engine = engine
+        self.mapped: dict[Any, int] = {}
+
+    async def meddle(self, bucket: WeightBucket) -> None:
+        self.mapped = {tenant: shared_bytes(tenant) for tenant in (self._trainer, self._engine)}
 
 
 class StoppedSource(MeddledSource):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from colocate.adapters import checksum
-from colocate.adapters.checksum import tensor_checksum
+from colocate.adapters.checksum import byte_sums, checksum_text, tensor_checksum
 
 
 def from_bytes(data: bytes) -> torch.Tensor:
@@ -25,6 +27,17 @@ def test_any_changed_byte_changes_it(data, where, flip):
 @given(data=st.binary(max_size=200))
 def test_a_truncation_to_zeros_changes_it(data):
     assert tensor_checksum(from_bytes(data)) != tensor_checksum(from_bytes(data + b"\0"))
+
+
+@given(data=st.binary(min_size=1, max_size=200), cuts=st.lists(st.integers(0, 200), max_size=4))
+def test_parts_cut_anywhere_add_up_to_the_whole(data, cuts):
+    ends = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    plain = weighted = 0
+    for start, end in pairwise(ends):
+        sums = byte_sums(from_bytes(data)[start:end], start=start)
+        plain, weighted = plain + sums[0], weighted + sums[1]
+    checksum = checksum_text(plain, weighted, num_bytes=len(data))
+    assert checksum == tensor_checksum(from_bytes(data))
 
 
 def test_exchanged_words_change_it():

@@ -130,7 +130,7 @@ def published(version: Version) -> Publication:
     ("phase", "port", "method", "answer", "said"),
     [
         (Phase.STARTING, "inference", "start", None, "an engine that is not there"),
-        (Phase.SLEEPING, "inference", "sleep", None, "give up what it reports to have given up"),
+        (Phase.SLEEPING, "inference", "sleep", None, "give up kv_cache"),
         (Phase.TRAINER_WAKING, "trainer", "load", None, "of the optimizer are back"),
         (Phase.TRAINING, "trainer", "train", one_version_on, "the engine reports version 1"),
         (Phase.TRAINER_OFFLOADING, "trainer", "offload", None, "so that the engine can wake"),
