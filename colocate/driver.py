@@ -24,6 +24,7 @@ from colocate.core.events import (
     Event,
     Faulted,
     MemorySampled,
+    PartsReported,
     PhaseEnded,
     PromptCursor,
     Relieved,
@@ -375,6 +376,7 @@ class Driver:
             await self._ports.checkpoints.restore(self._ports.trainer, action.version)
         if action.expect:
             await self._ports.transfer.expect()
+        self.post(PartsReported(time_s=self.now_s(), held=await self._ports.trainer.residency()))
         await self._ports.trainer.offload(TRAINER_PARTS)
         self._tell("starting the engine (vLLM)")
         await self._ports.inference.start()

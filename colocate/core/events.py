@@ -71,6 +71,13 @@ class PhaseEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartsReported(Event):
+    """What the trainer holds with everything on the device, before its first offload."""
+
+    held: Mapping[Part, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Relieved(Event):
     """The answer to ``Relieve``: the remedy has been applied."""
 

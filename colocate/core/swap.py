@@ -31,6 +31,7 @@ from colocate.core.events import (
     BatchTrained,
     Faulted,
     MemorySampled,
+    PartsReported,
     PhaseEnded,
     PromptCursor,
     Relieved,
@@ -218,6 +219,10 @@ class Swapper:
     def memory_sampled(self, event: MemorySampled) -> list[Action]:
         self.ledger.observe(event.memory)
         return self._try_leave(event.memory, event.time_s) if self._waits else []
+
+    def parts_reported(self, event: PartsReported) -> list[Action]:
+        self.ledger.report(event.held)
+        return []
 
     def relieved(self, event: Relieved) -> list[Action]:
         if not self._waits:

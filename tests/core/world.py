@@ -206,6 +206,9 @@ class World:
         if isinstance(action, act.Train):
             self._end_training(action)
             return
+        if isinstance(action, act.StartPorts):
+            loaded = {part: self.device.parts[part] for part in TRAINER_PARTS}
+            self.take(ev.PartsReported(time_s=self._tick(), held=loaded))
         self._move_memory(action)
         if isinstance(action, act.Relieve):
             self.take(
