@@ -171,7 +171,8 @@ class Driver:
             act.WakeKv: self._phase(Phase.KV_WAKING, self._wake_kv, ports.inference),
             act.Relieve: lambda a: self._operate(self._relieve(a)),
             act.CloseRun: self._close,
-            **dict.fromkeys((act.AdoptPlan, act.CloseSwap, act.Warn), _only_for_the_record),
+            act.Warn: lambda a: logger.warning("%s", a.message),
+            **dict.fromkeys((act.AdoptPlan, act.CloseSwap), _only_for_the_record),
         }
 
     def now_s(self) -> float:

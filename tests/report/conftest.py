@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from colocate.core.memory import MemoryLedger
 from colocate.core.phases import SWAP, Phase
 from colocate.core.types import MemorySample
 from colocate.report.records import MetricsWriter, write_summary
@@ -93,7 +94,9 @@ def summary() -> dict[str, Any]:
             "awake": 600 * 2**20,
             "asleep": 270 * 2**20,
             "trainer_peak": 430 * 2**20,
+            "ledger": MemoryLedger().table(),
         },
+        "warnings": [],
         "mismatch": {"mean_abs_logprob_diff": 1e-6, "max_abs_logprob_diff": 1e-5, "k3_kl": 0.0},
         "versions": {"trainer": NUM_STEPS, "engine": NUM_STEPS},
     }

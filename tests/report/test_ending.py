@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from colocate.core.memory import MemoryLedger
+from colocate.core.types import MemorySample
 from colocate.report.ending import render_ending
 
 
@@ -45,6 +47,20 @@ def test_a_failure_comes_with_its_cause(summary: dict[str, Any], run_dir: Path) 
     text = shown({**summary, "status": "failed", "error": "rank 1 ended [status 9]"}, run_dir)
     assert "Failed: 12 training steps" in text
     assert "rank 1 ended [status 9]" in text
+
+
+def test_a_failure_comes_with_the_ledger_and_a_warning_is_repeated_at_the_end(
+    summary: dict[str, Any], run_dir: Path
+) -> None:
+    ledger = MemoryLedger()
+    ledger.observe(MemorySample(used=3 << 20, total=9 << 20, tenants={"engine": 2 << 20}))
+    memory = {**summary["memory"], "ledger": ledger.table()}
+    failed = {**summary, "status": "failed", "error": "stuck", "memory": memory}
+    text = shown({**failed, "warnings": ["the engine asleep grows"]}, run_dir)
+    assert "Memory ledger" in text
+    assert "of which engine" in text
+    assert "Warning: the engine asleep grows" in text
+    assert "Memory ledger" not in shown({**failed, "status": "completed"}, run_dir)
 
 
 def test_a_stopped_run_promises_a_checkpoint_only_where_there_is_one(
@@ -91,7 +107,7 @@ def test_a_run_that_trained_nothing_has_an_ending_too(
         "staleness": {"bound": 1, "max_trained_lag": None, "histogram": {}},
         "environment": {"steps": 0, "busy_s": 0.0, "hidden_s": 0.0, "failures": 0},
         "reward": {"first": None, "last": None, "best": None},
-        "memory": dict.fromkeys(summary["memory"]),
+        "memory": {**dict.fromkeys(summary["memory"]), "ledger": MemoryLedger().table()},
     }
     text = shown(bare, run_dir)
     assert "no memory" in text
