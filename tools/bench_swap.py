@@ -24,6 +24,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,16 @@ from colocate.adapters.deepspeed.client import DeepSpeedTrainer
 from colocate.adapters.weights import StreamedTransfer
 from colocate.assembly import HuggingFaceTokenizer, Place, make_model, make_ports
 from colocate.config import RunConfig
-from colocate.core.types import Part
 from colocate.machine import resolve_device
 from colocate.problems import ConfigurationError
 from colocate.supervision.guard import RunGuard
 from colocate.supervision.signals import StopSignals
-from swap_bench.picture import draw
-from swap_bench.setting import MODELS, Setting, configure, plan_of
-from swap_bench.summary import summarize
-from swap_bench.swaps import Swap, Swapper
-from swap_bench.table import show
-from swap_bench.transport import Round, measure_transport
+from tools.swap_bench.picture import draw
+from tools.swap_bench.setting import MODELS, Setting, configure, plan_of
+from tools.swap_bench.summary import summarize
+from tools.swap_bench.swaps import Swap, Swapper
+from tools.swap_bench.table import show
+from tools.swap_bench.transport import measure_transport
 
 ROUNDS = 9
 """Of transport against plain copies."""
@@ -102,6 +102,7 @@ def _read_arguments(arguments: Sequence[str] | None) -> tuple[Setting, Path]:
     add("--num-ranks", type=_at_least(1), default=1, help="of the trainer")
     add("--num-engines", type=_at_least(1), default=1)
     add("--kv-bytes", type=_at_least(1), default=512 * 2**20, help="KV cache of one engine worker")
+    add("--bare", action="store_true", help="no requests and no training: only the swap itself")
     add("--requests", type=_at_least(1), default=16, help="in flight when a swap begins")
     add("--prompt-tokens", type=_at_least(1), default=128, help="of each request")
     add(
@@ -111,8 +112,8 @@ def _read_arguments(arguments: Sequence[str] | None) -> tuple[Setting, Path]:
     add("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration, as in a run")
     found = parser.parse_intermixed_args(arguments)
     out = found.out or Path("outputs/bench_swap") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    setting = {name: value for name, value in vars(found).items() if name not in ("out",)}
-    return Setting(**{**setting, "overrides": tuple(found.overrides)}), out
+    values = {name: value for name, value in vars(found).items() if name != "out"}
+    return Setting(**{**values, "overrides": tuple(found.overrides)}), out
 
 
 def _at_least(least: int) -> Any:
@@ -196,8 +197,7 @@ class Bench:
             )
             swaps = await self._swap(swapper)
             self._say(f"Comparing transport with plain copies, {ROUNDS} rounds ...")
-            await ports.inference.park()
-            await trainer.load()
+            await swapper.stop_before_publishing()
             rounds = await measure_transport(trainer, transfer, device=place.device, rounds=ROUNDS)
         return summarize(
             setting,
@@ -210,13 +210,17 @@ class Bench:
         )
 
     async def _swap(self, swapper: Swapper) -> list[Swap]:
-        swaps: list[Swap] = []
+        """Records go to a file: kept in memory they would be the growth that is looked for."""
         count = self._setting.swaps
+        records = self.place.run_dir / "swaps.jsonl"
+        records.write_text("")
         for number in range(1, count + 1):
-            swaps.append(await swapper.swap(number))
+            swap = await swapper.swap(number)
+            with records.open("a") as file:
+                file.write(json.dumps(asdict(swap)) + "\n")
             if number == 1 or number % max(1, count // 5) == 0:
-                self._say(f"Swap {number} of {count}: {swaps[-1].cost_s:.2f} s")
-        return swaps
+                self._say(f"Swap {number} of {count}: {swap.cost_s:.2f} s")
+        return [Swap(**json.loads(line)) for line in records.read_text().splitlines()]
 
     def _say(self, what: str) -> None:
         self._console.print(what, style="dim", highlight=False)

@@ -11,9 +11,9 @@ from typing import Protocol
 from colocate.adapters.verification import (
     MAX_PROMPT_TOKENS,
     ScoredPrompts,
-    largest_difference,
+    difference_of,
+    limit_of,
     probe_prompts,
-    tolerance_of,
 )
 from colocate.core.types import Version
 from colocate.ports import Publication, WeightBucket
@@ -108,8 +108,8 @@ class StreamedTransfer:
     Args:
         max_model_len: Of the engine; prompts that are scored are shorter.
         seed: Of those prompts.
-        tolerance: The largest difference of log-probabilities that passes; None: by the types
-            that both sides compute in.
+        tolerance: The difference of log-probabilities that passes, the largest in float32, the
+            mean in bfloat16; None: by the types that both sides compute in.
     """
 
     def __init__(
@@ -191,15 +191,17 @@ class StreamedTransfer:
                 f"verify: the engine holds version {held}, but the trainer scored {scored}; "
                 "call expect while the trainer is at the version that is published"
             )
-        tolerance = self._tolerance or tolerance_of(expected.dtypes)
+        limit = limit_of(expected.dtypes, self._tolerance)
         for engine, actual in enumerate(await self._inference.prompt_logprobs(expected.prompts)):
-            worst = largest_difference(expected.logprobs, actual)
-            if worst.value > tolerance:
+            found = difference_of(expected.logprobs, actual)
+            if limit.is_exceeded_by(found):
                 problem = (
-                    f"verify: engine {engine} and trainer differ by {worst.value:.3g} in the "
-                    f"log-probability of token {worst.token} of prompt {worst.prompt} at version "
-                    f"{held}, above the tolerance of {tolerance:.3g} for {expected.dtypes}; prompt "
-                    f"{list(expected.prompts[worst.prompt])}"
+                    f"verify: engine {engine} and trainer differ by {found.largest:.3g} in the "
+                    f"log-probability of token {found.token} of prompt {found.prompt}, by "
+                    f"{found.mean:.3g} in the mean, at version {held}; the {limit.of} must be at "
+                    f"most {limit.value:.3g} (inference.verify_tolerance) in "
+                    f"{'/'.join(dict.fromkeys(expected.dtypes))}; the prompt is "
+                    f"{list(expected.prompts[found.prompt])}"
                 )
                 await self._inference.reject_weights(problem)
                 raise RuntimeError(problem)

@@ -199,6 +199,28 @@ async def test_the_memory_of_the_processes_falls_and_comes_back(engine, tied_mod
     assert awake_again < awake + 0.05 * cache
 
 
+async def test_batches_of_all_sizes_leave_no_residual_that_grows(engine):
+    async def cycle(seed: int) -> int:
+        requests = [
+            make_request(
+                f"{seed}-{i}",
+                PROMPT * (1 + i % 16),
+                max_new_tokens=20 + i % 50,
+                seed=100 * seed + i,
+            )
+            for i in range(60)
+        ]
+        await asyncio.gather(*(engine.generate(request) for request in requests))
+        await engine.park()
+        await engine.sleep(SleepMode.KV)
+        residual = sum(psutil.Process(pid).memory_info().rss for pid in engine.process_ids())
+        await engine.wake("kv_cache")
+        return residual
+
+    residuals = [await cycle(seed) for seed in range(8)]
+    assert residuals[-1] - residuals[2] < 4 * 2**20
+
+
 async def test_memory_is_woken_one_kind_at_a_time_weights_first(engine):
     with pytest.raises(RuntimeError, match="must be parked"):
         await engine.sleep(SleepMode.LEVEL_1)

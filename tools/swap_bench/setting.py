@@ -59,6 +59,7 @@ class Setting:
         model: A key of ``MODELS``, or a Hugging Face folder or hub name.
         plan: ``pause``, ``kv``, ``1`` or ``2``.
         swaps: How many are measured, the warm-up among them.
+        bare: No requests and no training: what the swap's own machinery costs, and leaves.
         requests: In flight when a swap begins.
         prompt_tokens: Of each request.
         sampled_tokens: That each has about sampled when it is parked.
@@ -72,6 +73,7 @@ class Setting:
     num_ranks: int
     num_engines: int
     kv_bytes: int
+    bare: bool
     requests: int
     prompt_tokens: int
     sampled_tokens: int

