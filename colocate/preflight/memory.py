@@ -17,15 +17,13 @@ from colocate.adapters.memory.shared_memory import (
     SharedMemoryError,
     read_shared_memory,
 )
+from colocate.config import DEFAULT_BUCKET_BYTES
 from colocate.machine import DeviceChoice, read_gpus, resolve_device
 from colocate.preflight.model_size import model_size
 from colocate.preflight.table import rule
 from colocate.problems import Problem
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-
-_BUCKET_BYTES = 32 * 2**20
-"""``SHARED_MEMORY_BUCKET_BYTES`` of the trainer's exporter, whose module imports torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +235,7 @@ def _buckets_fit_shared_memory(
     if resolve_device(device, os.environ) != "cpu":
         return
     size = model_size(path, embedded)
-    bucket = bucket_bytes or _BUCKET_BYTES
+    bucket = bucket_bytes or DEFAULT_BUCKET_BYTES["cpu"]
     largest = 0 if size is None else size.largest_tensor * _ITEM_BYTES[dtype]
     needed = max(bucket, largest) + bucket
     if size is not None:

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from colocate.adapters.deepspeed.engine import deepspeed_config
-from colocate.adapters.deepspeed.export import SHARED_MEMORY_BUCKET_BYTES
 from colocate.adapters.vllm.engine import VllmInference
 from colocate.config import EmbeddedModelConfig, InferenceConfig, TrainerConfig
 from colocate.embedded.model import build_embedded_model
 from colocate.preflight import deepspeed as deepspeed_rules
-from colocate.preflight import memory as memory_rules
 from colocate.preflight.model_size import model_size
 from colocate.preflight.signatures import field_names
 
@@ -99,10 +97,6 @@ def test_options_of_the_users_reach_deepspeed_beside_those_of_the_trainer() -> N
     assert config["zero_optimization"]["reduce_bucket_size"] == 5
     assert config["timers"] == {}
     assert config["gradient_clipping"] == trainer.max_grad_norm
-
-
-def test_preflight_reckons_with_the_bucket_that_the_trainer_makes() -> None:
-    assert memory_rules._BUCKET_BYTES == SHARED_MEMORY_BUCKET_BYTES
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
