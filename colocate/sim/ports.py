@@ -82,6 +82,8 @@ class SimInference:
         return self._held() if self._started else dict.fromkeys(ENGINE_PARTS, 0)
 
     async def collect(self) -> None:
+        if not self._parked.is_set():
+            raise RuntimeError("garbage is collected of a parked engine only")
         await asyncio.sleep(self.settings.sleep_s)
 
     async def start(self) -> None:

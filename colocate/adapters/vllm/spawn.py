@@ -70,8 +70,11 @@ def vllm_logging_to(log_file: Path) -> Iterator[None]:
     others = [handler for handler in logger.handlers if isinstance(handler, _EngineLog)]
     before = others[0].before if others else _LoggerState.of(logger)
     handler = _EngineLog(log_file, before)
-    logger.handlers[:], logger.propagate = [*others, handler], False
-    logger.setLevel(logging.INFO)
+    if not others:
+        logger.handlers.clear()
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     try:
         yield
     finally:
