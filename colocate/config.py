@@ -15,6 +15,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -95,8 +96,8 @@ class InferenceConfig(Section):
     )
     verify_tolerance: PositiveFloat | None = Field(
         None,
-        description="The largest difference between them that passes; null: 0.001 in float32, "
-        "0.5 in bfloat16.",
+        description="The difference between them that passes: in float32 the largest (null: "
+        "0.001), in bfloat16 the mean (null: 0.25).",
     )
     engine_args: dict[str, Any] = Field(
         default_factory=dict,
@@ -169,22 +170,103 @@ class TrainerConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """Importance weights of the trainer's policy over the behaviour policy, per token."""
+    """What makes data of an older policy, or of another engine, count as the trainer's own."""
 
-    mode: Literal["truncate", "none"] = Field(
-        "truncate", description="`truncate` cuts them at the cap; `none` uses no such weights."
+    objective: Literal["decoupled", "plain"] = Field(
+        "decoupled",
+        description="`decoupled`: the ratio is of the current policy over that which the step "
+        "began with (proximal), weights are of that over the policy that sampled (behaviour). "
+        "`plain`: both are of the current over the behaviour policy.",
     )
-    cap: PositiveFloat = Field(2.0, description="C: weights above it are cut to it.")
+    level: Literal["token", "sequence", "geometric"] = Field(
+        "token",
+        description="What weights are ratios of: tokens, whole sequences (the product over their "
+        "tokens), or sequences by the geometric mean of theirs.",
+    )
+    mode: Literal["truncate", "mask", "none"] = Field(
+        "truncate",
+        description="`truncate` cuts weights at the cap; `mask` rejects what has one above it, or "
+        "below the floor; `none` uses no weights.",
+    )
+    cap: Annotated[float, Field(gt=1)] = Field(2.0, description="C: the largest weight.")
+    floor: OpenFraction | None = Field(
+        None, description="`mask`: the smallest weight; null: no limit."
+    )
+    band_low: OpenFraction | None = Field(
+        None,
+        description="A sequence whose geometric-mean ratio is below is rejected; null: no limit.",
+    )
+    band_high: Annotated[float, Field(gt=1)] | None = Field(
+        None,
+        description="A sequence whose geometric-mean ratio is above is rejected; null: no limit.",
+    )
+    veto: OpenFraction | None = Field(
+        None,
+        description="One token with a ratio below rejects its whole sequence (1e-4 is common); "
+        "null: none does.",
+    )
+
+
+class KlConfig(Section):
+    """How far the policy may leave the model that the run began with (the reference)."""
+
+    coef: NonNegativeFloat = Field(
+        0.0, description="Weight of the penalty; 0: off, and no reference model is held."
+    )
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="Of KL(policy, reference), from one token, with d = log(reference / policy): "
+        "-d, d^2 / 2, or exp(d) - 1 - d.",
+    )
+    placement: Literal["loss", "reward"] = Field(
+        "loss",
+        description="`loss` adds it to each token's loss; `reward` takes its sum over a trajectory "
+        "off the reward, before advantages. (k1 in the loss has no gradient on average.)",
+    )
+
+    @property
+    def off_the_reward(self) -> bool:
+        return self.coef > 0 and self.placement == "reward"
 
 
 class AlgorithmConfig(Section):
     group_size: PositiveInt = Field(description="Trajectories of one prompt.")
     groups_per_step: PositiveInt = Field(description="Groups in one training batch.")
-    normalise_std: bool = Field(True, description="Divide advantages by the group's deviation.")
+    advantage: Literal["group_std", "group_mean", "batch_std", "leave_one_out", "batch_norm"] = (
+        Field(
+            "group_std",
+            description="Reward minus the group's mean, divided by the group's deviation "
+            "(`group_std`), the batch's (`batch_std`) or nothing (`group_mean`); minus the mean of "
+            "the group's others (`leave_one_out`); minus the batch's mean, divided by its "
+            "deviation (`batch_norm`).",
+        )
+    )
+    ratio: Literal["token", "sequence"] = Field(
+        "token",
+        description="Of probabilities of a token, or the geometric mean of those of a sequence.",
+    )
+    surrogate: Literal["clip", "cispo", "reinforce"] = Field(
+        "clip",
+        description="PPO's clipped ratio; the log-probability weighted by the clipped ratio, which "
+        "bears no gradient (`cispo`); the log-probability alone (`reinforce`).",
+    )
     clip_low: NonNegativeFloat = Field(0.2, description="The ratio is clipped at 1 - clip_low.")
     clip_high: NonNegativeFloat = Field(0.2, description="The ratio is clipped at 1 + clip_high.")
+    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
+        None,
+        description="`clip`: a token of negative advantage counts no more than a ratio of this "
+        "(3 is common); null: no limit.",
+    )
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = Field(
+        "sequence_mean",
+        description="Mean over a mini-batch's tokens; mean over its sequences of their tokens' "
+        "mean; sum over tokens by its number of sequences times `length_budget`.",
+    )
+    length_budget: PositiveInt | None = Field(
+        None, description="`fixed_length`: tokens that every sequence counts as."
+    )
     entropy_coef: NonNegativeFloat = Field(0.0, description="Weight of the entropy bonus.")
-    kl_coef: NonNegativeFloat = Field(0.0, description="Weight of the k3 KL to the first model.")
+    kl: KlConfig = Field(default_factory=KlConfig)
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
 
     @property

@@ -6,19 +6,21 @@
                   --(collate)--> MicroBatch       right-padded tensors
 
 Every rank is given the whole batch and makes the same plan, so that ranks agree on the number of
-micro-batches, and on the number of tokens to normalise by, without a word between them.
+micro-batches, and on the numbers of tokens and sequences to normalise by, without a word between
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from colocate.learn.sequences import Sequences
 from colocate.ports import TrainingSample
 
 MicroBatchRows = tuple[int, ...]
@@ -30,8 +32,9 @@ class Row:
     """One trajectory that bears a gradient.
 
     ``positions`` are the places whose *next* token was sampled: the shift between a token and
-    the logits that predict it is made here, and nowhere else. The four arrays after it are
-    indexed alike, one element for each sampled token.
+    the logits that predict it is made here, and nowhere else. The arrays after it are indexed
+    alike, one element for each sampled token. ``sample`` is the trajectory's place in its batch,
+    where there is one.
 
     Shapes: ``token_ids`` (T,); the others (N,), N >= 1.
     """
@@ -42,6 +45,7 @@ class Row:
     behaviour_logprobs: npt.NDArray[np.float32]
     versions: npt.NDArray[np.int64]
     advantage: float
+    sample: int = 0
 
     @property
     def length(self) -> int:
@@ -57,11 +61,13 @@ class Row:
 class Minibatch:
     """What one optimizer step trains.
 
-    ``num_tokens`` counts its trainable tokens over all ranks: the loss's normaliser. Each rank
-    has the same number of micro-batches; where it has fewer of its own, dummies fill up.
+    ``num_tokens`` and ``num_sequences`` count its trainable tokens and its rows over all ranks,
+    for the loss's normaliser. Each rank has the same number of micro-batches; where it has fewer
+    of its own, dummies fill up.
     """
 
     num_tokens: int
+    num_sequences: int
     ranks: tuple[tuple[MicroBatchRows, ...], ...]
 
 
@@ -73,6 +79,10 @@ class MicroBatch:
     to its right and no attention mask is needed. The other tensors are (N,), one element for each
     token whose log-probability is wanted: element i is the token ``targets[i]``, predicted by the
     logits at ``(batch_index[i], positions[i])``. ``weights`` is 1, and 0 in a dummy.
+
+    ``sequence_index`` says which trajectory of the micro-batch a token belongs to, and
+    ``sequence_tokens``, (S,), how many trainable tokens each has: always all of them, since a
+    trajectory is never split.
     """
 
     token_ids: Tensor
@@ -83,6 +93,12 @@ class MicroBatch:
     versions: Tensor
     advantages: Tensor
     weights: Tensor
+    sequence_index: Tensor
+    sequence_tokens: Tensor
+
+    @property
+    def sequences(self) -> Sequences:
+        return Sequences(self.sequence_index, self.sequence_tokens)
 
 
 def make_rows(samples: Sequence[TrainingSample], advantages: Sequence[float]) -> list[Row]:
@@ -93,16 +109,16 @@ def make_rows(samples: Sequence[TrainingSample], advantages: Sequence[float]) ->
             sampled (nothing predicts it), or a sampled token's log-probability is not finite.
     """
     rows = []
-    for sample, advantage in zip(samples, advantages, strict=True):
+    for place, (sample, advantage) in enumerate(zip(samples, advantages, strict=True)):
         if sample.masked:
             continue
-        row = _make_row(sample, advantage)
+        row = _make_row(sample, advantage, place)
         if row.num_tokens:
             rows.append(row)
     return rows
 
 
-def _make_row(sample: TrainingSample, advantage: float) -> Row:
+def _make_row(sample: TrainingSample, advantage: float, place: int) -> Row:
     token_ids = np.asarray(sample.token_ids, dtype=np.int64)
     loss_mask = np.asarray(sample.loss_mask, dtype=np.int64)
     logprobs = np.asarray(sample.logprobs, dtype=np.float32)
@@ -133,6 +149,7 @@ def _make_row(sample: TrainingSample, advantage: float) -> Row:
         behaviour_logprobs=behaviour,
         versions=versions[sampled],
         advantage=advantage,
+        sample=place,
     )
 
 
@@ -166,6 +183,7 @@ def plan_minibatches(
         plan.append(
             Minibatch(
                 num_tokens=sum(rows[index].num_tokens for index in by_length),
+                num_sequences=len(by_length),
                 ranks=tuple(
                     tuple(share) + ((),) * (num_micro_batches - len(share)) for share in shares
                 ),
@@ -207,9 +225,10 @@ def collate(rows: Sequence[Row], *, device: torch.device) -> MicroBatch:
     def tensor(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    row_index = tensor(np.repeat(np.arange(len(rows)), counts))
     return MicroBatch(
         token_ids=tensor(token_ids),
-        batch_index=tensor(np.repeat(np.arange(len(rows)), counts)),
+        batch_index=row_index,
         positions=tensor(np.concatenate([row.positions for row in rows])),
         targets=tensor(np.concatenate([row.targets for row in rows])),
         behaviour_logprobs=tensor(np.concatenate([row.behaviour_logprobs for row in rows])),
@@ -218,7 +237,15 @@ def collate(rows: Sequence[Row], *, device: torch.device) -> MicroBatch:
             np.repeat(np.array([row.advantage for row in rows], dtype=np.float32), counts)
         ),
         weights=torch.ones(sum(counts), device=device),
+        sequence_index=row_index,
+        sequence_tokens=tensor(np.array(counts, dtype=np.int64)),
     )
+
+
+def with_advantages(micro_batch: MicroBatch, advantages: Sequence[float]) -> MicroBatch:
+    """The same micro-batch with other advantages, one for each of its sequences."""
+    of_sequences = micro_batch.advantages.new_tensor(advantages)
+    return replace(micro_batch, advantages=micro_batch.sequences.spread(of_sequences))
 
 
 def _dummy(device: torch.device) -> MicroBatch:
@@ -233,4 +260,6 @@ def _dummy(device: torch.device) -> MicroBatch:
         versions=integer - 1,
         advantages=real,
         weights=real,
+        sequence_index=integer,
+        sequence_tokens=integer + 1,
     )

@@ -1,4 +1,8 @@
-"""The policy loss of a micro-batch, as a sum over its tokens."""
+"""The policy loss of each token of a micro-batch: one objective, put together from its parts.
+
+ratio (token | sequence)  x  surrogate (clip | cispo | reinforce)  x  aggregation
+                          x  correction (behaviour -> proximal)    + KL - entropy
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,34 @@ import torch
 from torch import Tensor
 
 from colocate.config import AlgorithmConfig
-from colocate.learn.correction import importance_weights
+from colocate.learn.aggregation import Aggregation, aggregation_of
+from colocate.learn.correction import Correction, correct
+from colocate.learn.kl import MAX_LOG_RATIO, kl_estimate
+from colocate.learn.sequences import Sequences
+from colocate.learn.surrogates import Surrogate, surrogate_of
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are held within this, so that no ratio overflows; far outside of any clip."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log-probabilities (N,) of the same tokens under each policy, and ``current``'s entropy.
+
+    ``current`` bears the gradient, and ``entropy`` where there is a bonus on it; the rest is fixed.
+    """
+
+    current: Tensor
+    proximal: Tensor
+    behaviour: Tensor
+    entropy: Tensor
+    reference: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """Per-token terms, each (N,). ``loss`` and ``entropy`` may bear gradients; the rest do not.
+    """Per-token terms, each (N,). ``loss`` bears the gradient; the rest do not.
 
-    ``ratio`` is current over proximal, ``weight`` the importance weight of proximal over
-    behaviour. ``clipped_low`` and ``clipped_high`` mark tokens whose gradient the clip removed.
+    ``policy_loss`` is the loss without KL and entropy. ``ratio`` is the one that the surrogate saw;
+    the marks after it are of tokens that its bounds changed. ``kl`` is the estimate wherever there
+    is a reference, in the loss or not.
     """
 
     loss: Tensor
@@ -27,59 +47,81 @@ class TokenLoss:
     ratio: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
-    weight: Tensor
-    truncated: Tensor
+    clipped_dual: Tensor
+    correction: Correction
     kl: Tensor | None
 
 
-def token_loss(
-    *,
-    current: Tensor,
-    proximal: Tensor,
-    behaviour: Tensor,
-    advantages: Tensor,
-    entropy: Tensor,
-    reference: Tensor | None,
-    algorithm: AlgorithmConfig,
-) -> TokenLoss:
-    """The loss of each token, from log-probabilities (N,) of four policies.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """The loss that an algorithm names, with its parts."""
 
-    With r = current / proximal and w = min(proximal / behaviour, C):
+    algorithm: AlgorithmConfig
+    surrogate: Surrogate
+    aggregation: Aggregation
 
-        - w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - entropy_coef H + kl_coef k3
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig) -> PolicyLoss:
+        """Puts the parts together.
 
-    PPO's clipped surrogate (arXiv:1707.06347), its two bounds apart (DAPO, arXiv:2503.14476),
-    around a *proximal* policy, which is the one that the step began with, while the data came
-    from a *behaviour* policy that may be older: the decoupled objective (arXiv:2110.00641;
-    arXiv:2505.24298). k3 = q/p - 1 - log(q/p), for p the current policy and q the reference, is
-    an unbiased estimator of KL(p | q) that is never negative (Schulman, "Approximating KL
-    divergence", 2020; GRPO, arXiv:2402.03300).
-    """
-    ratio = _bounded(current - proximal.detach()).exp()
-    bounded = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
-    surrogate = torch.minimum(ratio * advantages, bounded * advantages)
-    weight, truncated = importance_weights(proximal, behaviour, algorithm.correction)
-    policy_loss = -weight * surrogate
-    loss = policy_loss
-    if algorithm.entropy_coef:
-        loss = loss - algorithm.entropy_coef * entropy
-    kl = None
-    if reference is not None:
-        log_ratio = _bounded(reference - current)
-        kl = log_ratio.exp() - 1 - log_ratio
-        loss = loss + algorithm.kl_coef * kl
-    fixed = ratio.detach()
-    return TokenLoss(
-        loss=loss,
-        policy_loss=policy_loss.detach(),
-        ratio=fixed,
-        clipped_low=(fixed < 1 - algorithm.clip_low) & (advantages < 0),
-        clipped_high=(fixed > 1 + algorithm.clip_high) & (advantages > 0),
-        weight=weight,
-        truncated=truncated,
-        kl=None if kl is None else kl.detach(),
-    )
+        Raises:
+            ValueError: a part lacks what it needs.
+        """
+        return cls(
+            algorithm=algorithm,
+            surrogate=surrogate_of(algorithm),
+            aggregation=aggregation_of(algorithm),
+        )
 
+    def __call__(self, scores: Scores, advantages: Tensor, sequences: Sequences) -> TokenLoss:
+        """The loss of each token, to be weighted and divided as ``aggregation`` says.
 
-def _bounded(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        A token that is not rejected has
+
+            - w surrogate(r, A) - entropy_coef H + kl_coef kl
+
+        The ratio r is of the current policy over one that stays as it is: in the ``decoupled``
+        objective (arXiv:2110.00641; for asynchronous training arXiv:2505.24298) the *proximal*
+        policy, which is the one that the step began with, so that the clip holds the policy near
+        it, while the weight w, of the proximal over the *behaviour* policy, makes up for data that
+        an older policy, or another engine, has sampled. In the ``plain`` objective r is over the
+        behaviour policy; it carries the weight, and w only says what is rejected. ``reinforce``
+        has no r: there w is of the current policy over the behaviour policy, without a gradient.
+
+        At ratio ``sequence`` r is the geometric mean over a sequence's tokens, one for all of them
+        (GSPO, arXiv:2507.18071). A rejected token has no loss at all.
+        """
+        algorithm = self.algorithm
+        plain = algorithm.correction.objective == "plain"
+        anchor = scores.behaviour if plain else scores.proximal
+        log_ratio = scores.current - anchor.detach()
+        if algorithm.ratio == "sequence":
+            log_ratio = sequences.spread(sequences.mean(log_ratio))
+        ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        terms = self.surrogate(ratio=ratio, current=scores.current, advantages=advantages)
+        correction = correct(
+            scores.current if plain else scores.proximal,
+            scores.behaviour,
+            sequences,
+            algorithm.correction,
+            ratio_carries_weight=plain and self.surrogate.uses_ratio,
+        )
+        policy_loss = -correction.weight * terms.objective
+        loss = policy_loss
+        if algorithm.entropy_coef:
+            loss = loss - algorithm.entropy_coef * scores.entropy
+        kl = None
+        if scores.reference is not None:
+            kl = kl_estimate(scores.current, scores.reference, algorithm.kl)
+            if algorithm.kl.placement == "loss":
+                loss = loss + algorithm.kl.coef * kl
+        return TokenLoss(
+            loss=torch.where(correction.rejected, torch.zeros_like(loss), loss),
+            policy_loss=policy_loss.detach(),
+            ratio=ratio.detach(),
+            clipped_low=terms.clipped_low,
+            clipped_high=terms.clipped_high,
+            clipped_dual=terms.clipped_dual,
+            correction=correction,
+            kl=None if kl is None else kl.detach(),
+        )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from colocate.learn.batches import MicroBatch
+from colocate.learn.group_versions import group_version_metrics
 from colocate.learn.losses import TokenLoss
 from colocate.learn.mismatch import mismatch_metrics
 from colocate.ports import TrainingBatch
@@ -46,41 +47,70 @@ class Totals:
 
 
 def loss_totals(
-    terms: TokenLoss, entropy: Tensor, micro_batch: MicroBatch
+    terms: TokenLoss, entropy: Tensor, micro_batch: MicroBatch, weights: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Sums and maxima of the loss's terms over a micro-batch; a dummy's are zero."""
+    """Sums and maxima of the loss's terms over a micro-batch; a dummy's are zero.
+
+    ``weights`` (N,) are those of the loss's aggregation.
+    """
     real = micro_batch.weights
-    sums = {
-        "tokens": real.sum(),
-        "loss": (terms.loss * real).sum(),
-        "policy_loss": (terms.policy_loss * real).sum(),
-        "entropy": (entropy * real).sum(),
-        "clipped_low": (terms.clipped_low * real).sum(),
-        "clipped_high": (terms.clipped_high * real).sum(),
-        "ratio": (terms.ratio * real).sum(),
-        "weight": (terms.weight * real).sum(),
-        "truncated": (terms.truncated * real).sum(),
+    sequences = micro_batch.sequences
+    correction = terms.correction
+    rejected = correction.rejected
+    per_token = {
+        "entropy": entropy,
+        "ratio": terms.ratio,
+        "clipped_low": terms.clipped_low,
+        "clipped_high": terms.clipped_high,
+        "clipped_dual": terms.clipped_dual,
+        "weight": correction.weight,
+        "truncated": correction.truncated,
+        "rejected": rejected,
+        "masked_weight": correction.masked,
+        "out_of_band": correction.out_of_band,
+        "vetoed": correction.vetoed,
     }
     if terms.kl is not None:
-        sums["kl"] = (terms.kl * real).sum()
-    maxima = {"ratio_max": (terms.ratio * real).max(), "weight_max": (terms.weight * real).max()}
+        per_token["kl"] = terms.kl
+    sums = {name: (values * real).sum() for name, values in per_token.items()}
+    sums["tokens"] = real.sum()
+    sums["loss"] = (terms.loss * weights).sum()
+    sums["policy_loss"] = (terms.policy_loss * weights).sum()
+    # A dummy's only token is no sequence.
+    genuine = sequences.mean(real)
+    sums["sequences"] = genuine.sum()
+    sums["rejected_sequences"] = (sequences.all(rejected) * genuine).sum()
+    maxima = {
+        "ratio_max": (terms.ratio * real).max(),
+        "weight_max": (correction.weight * real).max(),
+    }
     return sums, maxima
 
 
-def loss_metrics(totals: dict[str, float]) -> dict[str, float]:
-    """Metrics from a step's totals: means over its trainable tokens."""
+def loss_metrics(totals: dict[str, float], *, denominator: float) -> dict[str, float]:
+    """Metrics from a step's totals: means over its trainable tokens, but for the losses.
+
+    ``denominator`` is the sum of the aggregation's over the step's mini-batches: what the losses
+    are divided by.
+    """
     tokens = totals["tokens"]
     metrics = {
-        "loss": totals["loss"] / tokens,
-        "policy_loss": totals["policy_loss"] / tokens,
+        "loss": totals["loss"] / denominator,
+        "policy_loss": totals["policy_loss"] / denominator,
         "entropy": totals["entropy"] / tokens,
         "clip_fraction_low": totals["clipped_low"] / tokens,
         "clip_fraction_high": totals["clipped_high"] / tokens,
+        "clip_fraction_dual": totals["clipped_dual"] / tokens,
         "ratio_mean": totals["ratio"] / tokens,
         "ratio_max": totals["ratio_max"],
         "importance_weight_mean": totals["weight"] / tokens,
         "importance_weight_max": totals["weight_max"],
         "importance_weight_truncated_fraction": totals["truncated"] / tokens,
+        "rejected_token_fraction": totals["rejected"] / tokens,
+        "rejected_by_mask_fraction": totals["masked_weight"] / tokens,
+        "rejected_by_band_fraction": totals["out_of_band"] / tokens,
+        "rejected_by_veto_fraction": totals["vetoed"] / tokens,
+        "rejected_sequence_fraction": totals["rejected_sequences"] / totals["sequences"],
         "num_tokens": tokens,
     }
     if "kl" in totals:
@@ -91,7 +121,8 @@ def loss_metrics(totals: dict[str, float]) -> dict[str, float]:
 def batch_metrics(batch: TrainingBatch, advantages: Sequence[float]) -> dict[str, float]:
     """Metrics of the data: rewards, lengths, and the lag of trained tokens.
 
-    Rewards and advantages are over the samples that are not masked; lag is in versions.
+    Rewards, as the environment gave them, and advantages are over the samples that are not masked;
+    lag is in versions.
     """
     trained = [sample for sample in batch.samples if not sample.masked]
     rewards = np.array([sample.reward for sample in trained], dtype=np.float64)
@@ -117,4 +148,4 @@ def batch_metrics(batch: TrainingBatch, advantages: Sequence[float]) -> dict[str
         "sequence_length_max": float(max(len(sample.token_ids) for sample in trained)),
         "lag_mean": float(lags.mean()),
         "lag_max": float(lags.max()),
-    }
+    } | group_version_metrics(trained)

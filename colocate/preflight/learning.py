@@ -1,4 +1,4 @@
-"""Rules of what is learnt: staleness and swaps, groups and batches, lengths."""
+"""Rules of what is learnt: staleness and swaps, groups and batches, the loss, lengths."""
 
 from __future__ import annotations
 
@@ -56,15 +56,30 @@ def _max_inflight_within_admission(
 # Groups and batches
 
 
-@rule("algorithm.group_size", "algorithm.normalise_std")
-def _groups_can_be_compared(group_size: int, normalise_std: bool) -> Iterator[Problem]:
-    if group_size < 2:
-        deviation = " and no deviation" if normalise_std else ""
+@rule("algorithm.group_size", "algorithm.advantage")
+def _groups_can_be_compared(group_size: int, advantage: str) -> Iterator[Problem]:
+    if group_size < 2 and advantage != "batch_norm":
         yield Problem(
             field="algorithm.group_size",
             value=group_size,
-            rule=f"must be at least 2: a group of one has no advantage{deviation}",
-            remedy="set algorithm.group_size to 2 or more (8 is common)",
+            rule=f"must be at least 2: algorithm.advantage={advantage} compares the members of a "
+            "group, and a group of one has no advantage",
+            remedy="set algorithm.group_size to 2 or more (8 is common), or "
+            "algorithm.advantage=batch_norm",
+        )
+
+
+@rule("algorithm.group_size", "algorithm.groups_per_step", "algorithm.advantage")
+def _batches_can_be_compared(
+    group_size: int, groups_per_step: int, advantage: str
+) -> Iterator[Problem]:
+    if advantage == "batch_norm" and group_size * groups_per_step < 2:
+        yield Problem(
+            field="algorithm.groups_per_step",
+            value=groups_per_step,
+            rule="must be at least 2 with groups of one: a batch of one trajectory has no "
+            "advantage",
+            remedy="set algorithm.groups_per_step or algorithm.group_size to 2 or more",
         )
 
 
@@ -133,6 +148,75 @@ def _every_rank_has_work(
 def _divisors(number: int) -> str:
     divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
     return ", ".join(map(str, divisors[:12])) + (", ..." if len(divisors) > 12 else "")
+
+
+# The loss
+
+
+@rule(
+    "algorithm.aggregation",
+    "algorithm.length_budget",
+    "rollout.max_new_tokens",
+    "rollout.max_turns",
+)
+def _fixed_length_has_its_length(
+    aggregation: str, length_budget: int | None, max_new_tokens: int, max_turns: int
+) -> Iterator[Problem]:
+    if aggregation == "fixed_length" and length_budget is None:
+        yield Problem(
+            field="algorithm.length_budget",
+            value=None,
+            rule="is required by algorithm.aggregation=fixed_length",
+            remedy=f"set algorithm.length_budget={max_new_tokens * max_turns}, the most that a "
+            "trajectory can sample (rollout.max_new_tokens x rollout.max_turns), or 1 for the sum "
+            "over each sequence",
+        )
+
+
+@rule("algorithm.surrogate", "algorithm.dual_clip")
+def _dual_clip_goes_with_clip(surrogate: str, dual_clip: float | None) -> Iterator[Problem]:
+    if dual_clip is not None and surrogate != "clip":
+        yield Problem(
+            field="algorithm.dual_clip",
+            value=dual_clip,
+            rule=f"must be null: it would bound nothing with algorithm.surrogate={surrogate}",
+            remedy="set algorithm.dual_clip=null or algorithm.surrogate=clip",
+        )
+
+
+@rule("algorithm.surrogate", "algorithm.ratio")
+def _a_ratio_needs_a_surrogate_that_has_one(surrogate: str, ratio: str) -> Iterator[Problem]:
+    if surrogate == "reinforce" and ratio == "sequence":
+        yield Problem(
+            field="algorithm.ratio",
+            value=ratio,
+            rule="must be `token` with algorithm.surrogate=reinforce, whose objective has no ratio",
+            remedy="set algorithm.ratio=token; algorithm.correction.level=sequence or geometric "
+            "weighs whole sequences",
+        )
+
+
+@rule("algorithm.correction.mode", "algorithm.correction.floor")
+def _a_floor_needs_a_mask(mode: str, floor: float | None) -> Iterator[Problem]:
+    if floor is not None and mode != "mask":
+        yield Problem(
+            field="algorithm.correction.floor",
+            value=floor,
+            rule=f"must be null: nothing is rejected by its weight with mode={mode}",
+            remedy="set algorithm.correction.floor=null or algorithm.correction.mode=mask",
+        )
+
+
+@rule("algorithm.correction.objective", "algorithm.correction.mode", "algorithm.surrogate")
+def _no_weight_is_counted_twice(objective: str, mode: str, surrogate: str) -> Iterator[Problem]:
+    if objective == "plain" and mode == "truncate" and surrogate != "reinforce":
+        yield Problem(
+            field="algorithm.correction.mode",
+            value=mode,
+            rule="must be `none` or `mask` with objective=plain: the ratio, over the behaviour "
+            f"policy, is the weight already, and surrogate={surrogate} bounds it",
+            remedy="set algorithm.correction.mode=none, or objective=decoupled",
+        )
 
 
 # Lengths

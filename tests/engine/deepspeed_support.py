@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from colocate.adapters.checksum import tensor_checksum
 from colocate.adapters.deepspeed.client import DeepSpeedTrainer
-from colocate.config import AlgorithmConfig, TrainerConfig
+from colocate.config import AlgorithmConfig, KlConfig, TrainerConfig
 from colocate.core.types import Part
-from colocate.learn.advantages import group_advantages
+from colocate.learn.advantages import compute_advantages
 from colocate.learn.batches import make_rows, plan_minibatches
 from colocate.ports import StepReport, TrainingBatch, TrainingSample
 
@@ -26,7 +26,13 @@ SEED = 5
 TEMPERATURE = 0.8
 VOCABULARY = 18
 
-ALGORITHM = AlgorithmConfig(group_size=3, groups_per_step=3, entropy_coef=0.05, kl_coef=0.1)
+ALGORITHM = AlgorithmConfig(
+    group_size=3,
+    groups_per_step=3,
+    aggregation="token_mean",
+    entropy_coef=0.05,
+    kl=KlConfig(coef=0.1),
+)
 
 
 OPTIMIZER_ON_HOST = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
@@ -212,7 +218,7 @@ def train_plainly(model_path: Path, batches: list[TrainingBatch]) -> list[PlainS
             1.0 if batch.version < 1 else 1 - (batch.version - 1) / (STEPS - 1)
         )
         optimizer.param_groups[0]["lr"] = rate
-        advantages = group_advantages(batch.samples, normalise_std=True)
+        advantages = compute_advantages(batch.samples, ALGORITHM)
         trained = [
             (sample, advantage)
             for sample, advantage in zip(batch.samples, advantages, strict=True)
@@ -274,7 +280,7 @@ def sample_losses(model, sample, advantage, proximal, reference) -> torch.Tensor
         kept = torch.minimum(ratio * advantage, bounded * advantage)
         weight = min(math.exp(float(prox) - beh), ALGORITHM.correction.cap)
         k3 = torch.exp(ref - cur) - 1 - (ref - cur)
-        losses.append(-weight * kept - ALGORITHM.entropy_coef * ent + ALGORITHM.kl_coef * k3)
+        losses.append(-weight * kept - ALGORITHM.entropy_coef * ent + ALGORITHM.kl.coef * k3)
     return torch.stack(losses)
 
 

@@ -10,14 +10,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from colocate.adapters.deepspeed.engine import TrainingEngine
 from colocate.config import AlgorithmConfig, TrainerConfig
-from colocate.learn.advantages import group_advantages
-from colocate.learn.batches import MicroBatch, Minibatch, Row, collate, make_rows, plan_minibatches
-from colocate.learn.losses import token_loss
+from colocate.learn.advantages import compute_advantages
+from colocate.learn.batches import (
+    MicroBatch,
+    MicroBatchRows,
+    Minibatch,
+    Row,
+    collate,
+    make_rows,
+    plan_minibatches,
+    with_advantages,
+)
+from colocate.learn.kl import sequence_penalties
+from colocate.learn.losses import PolicyLoss, Scores
 from colocate.learn.metrics import Totals, batch_metrics, loss_metrics, loss_totals
 from colocate.learn.mismatch import mismatch_totals
 from colocate.learn.schedule import learning_rate
@@ -44,6 +55,7 @@ class _Scored:
     ``proximal`` is None where the first forward pass of the step is still to tell.
     """
 
+    rows: MicroBatchRows
     micro_batch: MicroBatch
     proximal: Tensor | None
     reference: Tensor | None
@@ -51,7 +63,10 @@ class _Scored:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedBatch:
-    """A batch that may be trained: it is of the trainer's version and has trainable tokens."""
+    """A batch that may be trained: it is of the trainer's version and has trainable tokens.
+
+    ``advantages``, one for each sample, are of its rewards as they are.
+    """
 
     batch: TrainingBatch
     rows: list[Row]
@@ -70,7 +85,7 @@ def admit(batch: TrainingBatch, *, version: int, algorithm: AlgorithmConfig) -> 
             f"batch {batch.batch} begins at version {batch.version}, but the trainer is at "
             f"version {version}; lease it again"
         )
-    advantages = group_advantages(batch.samples, normalise_std=algorithm.normalise_std)
+    advantages = compute_advantages(batch.samples, algorithm)
     rows = make_rows(batch.samples, advantages)
     if not rows:
         raise ValueError(
@@ -94,6 +109,7 @@ def train_step(
     """
     started = time.monotonic()
     trainer, rows, version = settings.trainer, admitted.rows, admitted.batch.version
+    loss = PolicyLoss.of(settings.algorithm)
     plan = plan_minibatches(
         rows,
         num_minibatches=trainer.num_minibatches,
@@ -101,20 +117,26 @@ def train_step(
         micro_batch_tokens=trainer.micro_batch_tokens,
         seed=settings.seed + version,
     )
+    shares = _score_plan(engine, reference, rows, plan, settings)
+    advantages, penalty_metrics = admitted.advantages, dict[str, float]()
+    if settings.algorithm.kl.off_the_reward:
+        advantages, penalty_metrics = _penalise(admitted, shares, settings)
     totals = Totals()
     rate = learning_rate(trainer, step=version, steps=settings.steps)
     norms = []
-    for minibatch, share in zip(
-        plan, _score_plan(engine, reference, rows, plan, settings), strict=True
-    ):
-        _accumulate_gradient(engine, minibatch, share, version, settings, totals)
+    for minibatch, share in zip(plan, shares, strict=True):
+        _accumulate_gradient(engine, loss, minibatch, share, version, settings, totals)
         norms.append(engine.step(rate))
 
-    metrics = loss_metrics(totals.reduced(_add_over_ranks, _max_over_ranks))
+    metrics = loss_metrics(
+        totals.reduced(_add_over_ranks, _max_over_ranks),
+        denominator=sum(loss.aggregation.denominator(minibatch) for minibatch in plan),
+    )
     duration_s = time.monotonic() - started
     return {
         **metrics,
-        **batch_metrics(admitted.batch, admitted.advantages),
+        **batch_metrics(admitted.batch, advantages),
+        **penalty_metrics,
         "learning_rate": rate,
         "grad_norm": sum(norms) / len(norms),
         "grad_norm_max": max(norms),
@@ -135,35 +157,67 @@ def _score_plan(
     """Log-probabilities by the weights the step begins with: the proximal policy's.
 
     The first mini-batch is spared its pass: its own forward pass runs under these very weights.
+    Not so where the KL penalty is part of the rewards, and so has to be known before any gradient.
     """
+    spared = 0 if settings.algorithm.kl.off_the_reward else 1
     scored = []
     for index, minibatch in enumerate(plan):
         share = []
         for chosen in minibatch.ranks[settings.rank]:
             micro_batch = collate([rows[row] for row in chosen], device=settings.device)
             with torch.no_grad():
-                proximal = engine.score(micro_batch, with_entropy=False)[0] if index else None
+                known = index >= spared
+                proximal = engine.score(micro_batch, with_entropy=False)[0] if known else None
                 anchor = reference(micro_batch, with_entropy=False)[0] if reference else None
-            share.append(_Scored(micro_batch, proximal, anchor))
+            share.append(_Scored(chosen, micro_batch, proximal, anchor))
         scored.append(share)
     return scored
 
 
+def _penalise(
+    admitted: AdmittedBatch, shares: Sequence[Sequence[_Scored]], settings: StepSettings
+) -> tuple[list[float], dict[str, float]]:
+    """Takes the KL penalty off the rewards; the micro-batches get the advantages of what is left.
+
+    Each rank knows the penalties of its own rows; all ranks learn those of the whole batch.
+    """
+    algorithm, samples = settings.algorithm, admitted.batch.samples
+    own = [item for share in shares for item in share if item.rows]
+    of_rows = torch.zeros(len(admitted.rows), dtype=torch.float64, device=settings.device)
+    for item in own:
+        assert item.proximal is not None
+        assert item.reference is not None
+        of_rows[list(item.rows)] = sequence_penalties(
+            item.proximal, item.reference, item.micro_batch.sequences, algorithm.kl
+        )
+    _add_over_ranks(of_rows)
+
+    penalties = np.zeros(len(samples))
+    penalties[[row.sample for row in admitted.rows]] = of_rows.cpu().numpy()
+    advantages = compute_advantages(samples, algorithm, penalties=penalties.tolist())
+    for item in own:
+        item.micro_batch = with_advantages(
+            item.micro_batch, [advantages[admitted.rows[row].sample] for row in item.rows]
+        )
+    return advantages, {"kl_penalty_mean": float(of_rows.mean())}
+
+
 def _accumulate_gradient(
     engine: TrainingEngine,
+    policy_loss: PolicyLoss,
     minibatch: Minibatch,
     share: Sequence[_Scored],
     version: int,
     settings: StepSettings,
     totals: Totals,
 ) -> None:
-    """Leaves the gradient of the token mean over the whole mini-batch, all ranks', in the engine.
+    """Leaves the gradient of the loss of the whole mini-batch, all ranks', in the engine.
 
-    Each micro-batch's sum is divided by the mini-batch's number of tokens, and multiplied by the
-    number of ranks, over which DeepSpeed takes the mean.
+    Each micro-batch's weighted sum is divided by the denominator of the whole mini-batch, and
+    multiplied by the number of ranks, over which DeepSpeed takes the mean.
     """
-    algorithm = settings.algorithm
-    scale = settings.trainer.num_ranks / minibatch.num_tokens
+    algorithm, aggregation = settings.algorithm, policy_loss.aggregation
+    scale = settings.trainer.num_ranks / aggregation.denominator(minibatch)
     for index, item in enumerate(share):
         micro_batch = item.micro_batch
         current, entropy = engine.score(
@@ -171,18 +225,20 @@ def _accumulate_gradient(
         )
         assert entropy is not None
         proximal = current.detach() if item.proximal is None else item.proximal
-        terms = token_loss(
-            current=current,
-            proximal=proximal,
-            behaviour=micro_batch.behaviour_logprobs,
-            advantages=micro_batch.advantages,
-            entropy=entropy,
-            reference=item.reference,
-            algorithm=algorithm,
+        terms = policy_loss(
+            Scores(
+                current=current,
+                proximal=proximal,
+                behaviour=micro_batch.behaviour_logprobs,
+                entropy=entropy,
+                reference=item.reference,
+            ),
+            micro_batch.advantages,
+            micro_batch.sequences,
         )
-        loss = (terms.loss * micro_batch.weights).sum() * scale
-        engine.backward(loss, last=index == len(share) - 1)
-        totals.add(*loss_totals(terms, entropy, micro_batch))
+        weights = aggregation.weights(micro_batch)
+        engine.backward((terms.loss * weights).sum() * scale, last=index == len(share) - 1)
+        totals.add(*loss_totals(terms, entropy, micro_batch, weights))
         totals.add(
             *mismatch_totals(
                 proximal, micro_batch.behaviour_logprobs, micro_batch.versions == version

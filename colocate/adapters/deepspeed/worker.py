@@ -50,7 +50,7 @@ class Worker:
         self._engine = TrainingEngine(
             scorer(), self._trainer, dtype=setup.dtype, device=self._device
         )
-        self._reference = scorer().requires_grad_(False) if algorithm.kl_coef else None
+        self._reference = scorer().requires_grad_(False) if algorithm.kl.coef else None
         self._residency = Residency(
             self._engine.state,
             FrozenReference(self._reference, device=self._device) if self._reference else None,
