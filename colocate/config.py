@@ -125,7 +125,8 @@ class RolloutConfig(Section):
 
 
 DEFAULT_BUCKET_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
-"""On CPU a bucket that stays in the caches between writer and reader is the faster one."""
+"""On CPU each publication begins with fresh pages of shared memory, which the kernel takes far
+longer to find than to fill: few of them carry all the weights, bucket after bucket."""
 
 
 class TrainerConfig(Section):

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if figures is None:
         assert bench.stopped_by is not None
-        console.print(f"Stopped by {bench.stopped_by.name}; nothing is written.")
+        console.print(f"Stopped by {bench.stopped_by.name}; what was measured is in {out}.")
         return 128 + bench.stopped_by
     written = out / "bench_swap.json", out / "bench_swap.png"
     written[0].write_text(json.dumps(figures, indent=1))

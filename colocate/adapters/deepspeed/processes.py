@@ -209,7 +209,9 @@ class RankPool:
         Raises:
             RankFailedError: as ``Rank.ask``. The pool must not be asked again.
         """
-        frame = await asyncio.to_thread(wire.encode, request)
+        # Only a batch takes long to encode; for the rest a thread is the greater part of the time.
+        large = isinstance(request, wire.Train)
+        frame = await asyncio.to_thread(wire.encode, request) if large else wire.encode(request)
         tasks = [asyncio.create_task(rank.ask(frame)) for rank in self._ranks]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

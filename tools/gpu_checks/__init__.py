@@ -1,0 +1,1 @@
+"""The parts of ``tools/gpu_check.sh``: one module each, with a function ``run``."""
