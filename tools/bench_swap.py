@@ -48,9 +48,6 @@ from tools.swap_bench.swaps import Swap, Swapper
 from tools.swap_bench.table import show
 from tools.swap_bench.transport import measure_transport
 
-ROUNDS = 9
-"""Of transport against plain copies."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     setting, out = _read_arguments(arguments)
@@ -108,6 +105,7 @@ def _read_arguments(arguments: Sequence[str] | None) -> tuple[Setting, Path]:
     add(
         "--sampled-tokens", type=_at_least(1), default=32, help="of each request, when it is parked"
     )
+    add("--rounds", type=_at_least(1), default=9, help="of transport against plain copies")
     add("--out", type=Path, help="folder of the results; outputs/bench_swap/TIME if not given")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration, as in a run")
     found = parser.parse_intermixed_args(arguments)
@@ -196,9 +194,11 @@ class Bench:
                 seed=config.seed,
             )
             swaps = await self._swap(swapper)
-            self._say(f"Comparing transport with plain copies, {ROUNDS} rounds ...")
+            self._say(f"Comparing transport with plain copies, {setting.rounds} rounds ...")
             await swapper.stop_before_publishing()
-            rounds = await measure_transport(trainer, transfer, device=place.device, rounds=ROUNDS)
+            rounds = await measure_transport(
+                trainer, transfer, device=place.device, rounds=setting.rounds
+            )
         return summarize(
             setting,
             swaps,

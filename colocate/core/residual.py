@@ -13,6 +13,9 @@ WINDOW = 16
 MIN_AGREEMENT = 0.75
 """Kendall's tau: the excess of rising over falling pairs that makes a growth a trend."""
 
+MIN_GROWTH_BYTES = 2**20
+"""Over the window: less is what any allocator moves about."""
+
 HORIZON_SWAPS = 200
 """Growth that leaves room for more swaps than this is not worth a word."""
 
@@ -36,7 +39,8 @@ class ResidualWatch:
         if len(values) < WINDOW or name in self._warned:
             return None
         per_swap = slope(values)
-        if per_swap <= 0 or agreement(values) < MIN_AGREEMENT or room >= per_swap * HORIZON_SWAPS:
+        grows = per_swap * WINDOW >= MIN_GROWTH_BYTES and agreement(values) >= MIN_AGREEMENT
+        if not grows or room >= per_swap * HORIZON_SWAPS:
             return None
         self._warned.add(name)
         return (

@@ -43,6 +43,10 @@ def test_growth_that_leaves_room_for_long_is_not_worth_a_word() -> None:
     assert warnings([MIB * i for i in range(4 * WINDOW)], room=10**6 * MIB) == []
 
 
+def test_a_page_more_each_swap_is_no_growth_even_where_there_is_no_room() -> None:
+    assert warnings([4096 * i for i in range(4 * WINDOW)], room=0) == []
+
+
 def test_what_shrinks_and_what_wavers_is_no_growth() -> None:
     assert warnings([MIB * (100 - i) for i in range(2 * WINDOW)]) == []
     assert warnings([MIB * (i % 2) for i in range(2 * WINDOW)]) == []

@@ -289,11 +289,18 @@ def test_a_card_shared_with_a_stranger_is_planned_around_it() -> None:
 
 
 def test_a_rising_residual_is_named_before_it_no_longer_fits() -> None:
-    world = started(small(steps=40, max_staleness=2), Device(total=115))
+    mib = 2**20
+    device = Device(
+        total=115 * mib,
+        parts={part: num_bytes * mib for part, num_bytes in Device().parts.items()},
+        engine_rest=10 * mib,
+        activations=10 * mib,
+    )
+    world = started(small(steps=40, max_staleness=2), device)
     warned_at: int | None = None
     while not world.is_over and warned_at is None:
         until(world, Phase.SLEEPING)
-        world.engine_leak += 1
+        world.engine_leak += mib
         until(world, Phase.ROLLOUT)
         if actions_of(world, act.Warn):
             warned_at = world.scheduler.books.swaps

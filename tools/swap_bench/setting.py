@@ -63,6 +63,7 @@ class Setting:
         requests: In flight when a swap begins.
         prompt_tokens: Of each request.
         sampled_tokens: That each has about sampled when it is parked.
+        rounds: Of transport against plain copies.
         overrides: Of the run's configuration, in Hydra's syntax, over all others.
     """
 
@@ -77,6 +78,7 @@ class Setting:
     requests: int
     prompt_tokens: int
     sampled_tokens: int
+    rounds: int
     overrides: tuple[str, ...] = ()
 
     @property

@@ -148,9 +148,7 @@ def _memory(readings: Mapping[str, Mapping[str, Any]], what: str) -> Table:
         if found["slope"] is None:
             table.add_row(name, size(found["median"]), "-", "", "too few swaps")
             continue
-        verdict = "not told from zero"
-        if found["grows"]:
-            verdict = f"grows, {1000 * found['slope'] / 2**20:,.0f} MiB in 1,000"
+        verdict = "grows" if found["grows"] else "not told from zero"
         table.add_row(
             name,
             size(found["median"]),
@@ -158,6 +156,10 @@ def _memory(readings: Mapping[str, Mapping[str, Any]], what: str) -> Table:
             f"{_growth(found['low'])} to {_growth(found['high'])}",
             Text(verdict, style="yellow" if found["grows"] else "green"),
         )
+    table.caption = (
+        "Allocators and caches may grow for tens of swaps until they have what they need: "
+        "--swaps 100 tells that from a leak, and --bare leaves requests and training out."
+    )
     return table
 
 
