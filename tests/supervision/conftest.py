@@ -39,6 +39,8 @@ from colocate.supervision.guard import RunGuard
 from colocate.supervision.signals import StopSignals
 
 run_id, socket_dir, child = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+# Whoever started the tests may ignore it (nohup), and that is inherited.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 async def main():
     stopped = asyncio.Event()
