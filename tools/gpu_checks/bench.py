@@ -34,6 +34,6 @@ def run(checks: Checks, device: str, folder: Path) -> None:
         "transport",
         True,
         f"{transport['bytes_per_s'] / 1e9:.2f} GB/s, "
-        f"{100 * transport['share_of_plain_copy']:.0f}% of a plain copy",
+        f"{100 * transport['share_of_plain_copy']['1']:.0f}% of a plain copy with one thread",
     )
     checks.check("files", True, str(folder / "bench_swap.png"))

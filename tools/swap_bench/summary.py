@@ -147,17 +147,20 @@ def _publishing(swaps: Sequence[Swap]) -> dict[str, Any]:
 
 
 def _transport(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Shares are of each round's own copies; of the shares, the median."""
+    """By number of threads: rates of plain copies, and medians of each round's own shares."""
     median = statistics.median
-    shares = [each.share for each in rounds]
+    threads = list(rounds[0].copies)
+    shares = {n: [each.share(n) for each in rounds] for n in threads}
     return {
         "rounds": len(rounds),
         "bytes_per_s": median(each.transport for each in rounds),
         "plain_copy": _by_threads([each.copies for each in rounds]),
         "two_plain_copies": _by_threads([each.two_copies for each in rounds]),
-        "share_of_plain_copy": median(shares),
-        "share_of_plain_copy_range": [min(shares), max(shares)],
-        "share_of_two_copies": median(each.share_of_two for each in rounds),
+        "share_of_plain_copy": {str(n): median(shares[n]) for n in threads},
+        "share_of_plain_copy_range": {str(n): [min(shares[n]), max(shares[n])] for n in threads},
+        "share_of_two_copies": {
+            str(n): median(each.share_of_two(n) for each in rounds) for n in threads
+        },
         "seconds": {
             part: median(each.seconds[part] for each in rounds) for part in TRANSPORT_PARTS
         },

@@ -124,22 +124,30 @@ def _publishing(figures: Mapping[str, Any]) -> Table:
 
 def _transport(figures: Mapping[str, Any]) -> Table:
     found = figures["transport"]
-    low, high = (f"{100 * value:.1f}%" for value in found["share_of_plain_copy_range"])
-    table = _table("Transport alone, against plain copies", "", "rate", "of a plain copy", "")
-    table.add_row(
-        "transport",
-        _rate(found["bytes_per_s"]),
-        f"{100 * found['share_of_plain_copy']:.1f}%",
-        f"shard -> shared buffer -> engine; {low} to {high} in {found['rounds']} rounds",
-    )
-    for name, title in (("plain_copy", "one copy"), ("two_plain_copies", "two copies in a row")):
-        for threads, rate in found[name].items():
-            table.add_row(f"{title}, {threads} thread{'s' * (threads != '1')}", _rate(rate), "", "")
+    title = f"Transport alone: {_rate(found['bytes_per_s'])}, against plain copies"
+    table = _table(title, "plain copy", "rate", "transport is", "in the rounds")
+    for threads, rate in found["plain_copy"].items():
+        low, high = found["share_of_plain_copy_range"][threads]
+        share_of_it = _percent(found["share_of_plain_copy"][threads])
+        spread = f"{_percent(low)} to {_percent(high)}"
+        table.add_row(_threads("one copy", threads), _rate(rate), share_of_it, spread)
+    for threads, rate in found["two_plain_copies"].items():
+        share_of_it = _percent(found["share_of_two_copies"][threads])
+        table.add_row(_threads("two in a row", threads), _rate(rate), share_of_it, "")
     table.caption = (
-        "Without checksums and reload. A plain copy is torch's copy_ of tensors of the same sizes "
-        "into memory in use, in one process; each round takes the faster number of threads."
+        f"Shard -> shared buffer -> engine, without checksums and reload, {found['rounds']} "
+        "rounds. A plain copy is torch's copy_ of tensors of the same sizes into memory in use, in "
+        "one process. Transport copies with one thread on either side."
     )
     return table
+
+
+def _threads(what: str, count: str) -> str:
+    return f"{what}, {count} thread{'' if count == '1' else 's'}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
 
 
 def _memory(readings: Mapping[str, Mapping[str, Any]], what: str) -> Table:

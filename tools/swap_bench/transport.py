@@ -37,19 +37,16 @@ class Round:
     two_copies: Mapping[int, float]
     seconds: Mapping[str, float]
 
-    @property
-    def share(self) -> float:
-        """Transport as a share of the faster plain copy.
+    def share(self, num_threads: int) -> float:
+        """Transport as a share of the plain copy with so many threads.
 
-        Transport copies with one thread on either side. Where other processes want the CPUs too,
-        several threads that wait for each other are slower than one, so that a baseline of
-        several alone would flatter it.
+        Transport copies with one thread on either side, at the same time: one thread is the same
+        number for one copy, and all CPUs are what two processes can use.
         """
-        return self.transport / max(self.copies.values())
+        return self.transport / self.copies[num_threads]
 
-    @property
-    def share_of_two(self) -> float:
-        return self.transport / max(self.two_copies.values())
+    def share_of_two(self, num_threads: int) -> float:
+        return self.transport / self.two_copies[num_threads]
 
 
 class PlainCopies:
