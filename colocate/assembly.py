@@ -61,6 +61,7 @@ def core_settings(config: RunConfig) -> Settings:
         max_inflight=config.buffer.max_inflight,
         on_stale=config.buffer.on_stale,
         max_filtered_fraction=config.buffer.max_filtered_fraction,
+        mask_truncated=config.algorithm.overlong.mode == "mask",
         sleep=str(config.inference.sleep),  # type: ignore[arg-type]  # one of its literals
         verify_every=config.inference.verify_every,
         margin_bytes=config.memory.margin_bytes,

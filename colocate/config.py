@@ -230,6 +230,36 @@ class KlConfig(Section):
         return self.coef > 0 and self.placement == "reward"
 
 
+class OverlongConfig(Section):
+    """What becomes of trajectories that are truncated, and of those that are nearly so.
+
+    A trajectory is truncated that ends because its last turn came to no stop, because it has had
+    its turns, or because its context is full.
+    """
+
+    mode: Literal["keep", "mask", "shape"] = Field(
+        "keep",
+        description="`keep` trains truncated trajectories as they are; `mask` keeps them out of "
+        "gradient and statistics; `shape` trains them, and takes a penalty off the reward of every "
+        "trajectory that is nearly too long (DAPO's soft overlong punishment).",
+    )
+    max_length: PositiveInt | None = Field(
+        None, description="`shape`: L_max, sampled tokens at which the penalty is whole."
+    )
+    cache_length: PositiveInt | None = Field(
+        None,
+        description="`shape`: L_cache, tokens before it over which the penalty grows; null: a "
+        "fifth of `max_length`, as in the paper.",
+    )
+    penalty: PositiveFloat = Field(1.0, description="`shape`: the whole penalty.")
+
+    @property
+    def cache_tokens(self) -> int:
+        """``cache_length``, or the paper's share: 4,096 of 20,480."""
+        assert self.max_length is not None
+        return self.cache_length or max(1, self.max_length // 5)
+
+
 class AlgorithmConfig(Section):
     group_size: PositiveInt = Field(description="Trajectories of one prompt.")
     groups_per_step: PositiveInt = Field(description="Groups in one training batch.")
@@ -267,6 +297,7 @@ class AlgorithmConfig(Section):
         None, description="`fixed_length`: tokens that every sequence counts as."
     )
     entropy_coef: NonNegativeFloat = Field(0.0, description="Weight of the entropy bonus.")
+    overlong: OverlongConfig = Field(default_factory=OverlongConfig)
     kl: KlConfig = Field(default_factory=KlConfig)
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
 
@@ -299,7 +330,9 @@ class BufferConfig(Section):
         "expire", description="What becomes of trajectories that a swap would make too stale."
     )
     max_filtered_fraction: Fraction = Field(
-        0.5, description="A larger share of filtered and failed trajectories ends the run."
+        0.5,
+        description="A larger share of trajectories that are filtered, failed, or called invalid "
+        "by their environment ends the run, once it is no accident.",
     )
 
 

@@ -128,7 +128,8 @@ class TrainingSample:
     and observation tokens in order. ``loss_mask`` is 1 exactly where the token was sampled;
     elsewhere ``logprobs`` is 0.0 and ``versions`` is -1, and neither is read. ``masked`` marks a
     trajectory that its environment called invalid: it is kept out of its group's statistics and
-    bears no gradient.
+    bears no gradient. ``truncated`` marks one that ran out of tokens or turns. ``reward`` is as its
+    environment, or the reward function, gave it: penalties are the trainer's business.
     """
 
     trajectory: TrajectoryId
@@ -139,6 +140,7 @@ class TrainingSample:
     versions: Sequence[int]
     reward: float
     masked: bool = False
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

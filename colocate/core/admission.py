@@ -1,10 +1,9 @@
-"""Who may come in: prompts into the buffer, requests into the engine, and losses into the books."""
+"""Who may come in: prompts into the buffer, and requests into the engine."""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
 
 from colocate.core.buffer import Buffer
 from colocate.core.events import PromptCursor
@@ -83,34 +82,3 @@ class RequestQueue:
     def give_up(self, request: str) -> None:
         """Its answer is no longer wanted; it may have been given up before."""
         self._inflight.pop(request, None)
-
-
-@dataclass(slots=True)
-class LossMeter:
-    """The share of trajectories that faults took, over the latest ``window`` outcomes."""
-
-    window: int
-    max_fraction: float
-    _outcomes: deque[str | None] = field(init=False)  # why it was lost; None: it was not
-
-    def __post_init__(self) -> None:
-        self._outcomes = deque(maxlen=self.window)
-
-    def keep(self) -> None:
-        self._outcomes.append(None)
-
-    def lose(self, reason: str) -> None:
-        self._outcomes.append(reason)
-
-    def verdict(self) -> str | None:
-        """Why the run must stop, or None. Says nothing before the window is full."""
-        lost = Counter(reason for reason in self._outcomes if reason is not None)
-        share_allows = self.max_fraction * self.window
-        if len(self._outcomes) < self.window or lost.total() <= share_allows:
-            return None
-        reason, count = lost.most_common(1)[0]
-        return (
-            f"{lost.total()} of the last {self.window} trajectories were lost to faults, more than "
-            f"buffer.max_filtered_fraction = {self.max_fraction} allows; most often ({count} "
-            f"times): {reason}"
-        )

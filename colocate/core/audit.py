@@ -123,7 +123,6 @@ class Auditor:
         if life.finished:
             self._report("conservation", f"trajectory {event.trajectory} finished twice")
         life.finished = not event.masked
-        self._masked_slots[life.group] += event.masked
 
     def _check_base(self, trajectory: TrajectoryId, life: _Life, base: str) -> None:
         if base != life.digest:
@@ -235,6 +234,7 @@ class Auditor:
             )
             return
         life.ending = action.ending
+        self._masked_slots[life.group] += action.ending is Ending.MASKED
         if (action.ending is Ending.TRAINED) != (life.trained_in is not None):
             self._report(
                 "exactly once",
@@ -262,6 +262,8 @@ class Auditor:
     def _check_groups(self, action: act.Train) -> None:
         assert self._settings is not None
         lives = [self._lives[t] for t in action.trajectories if t in self._lives]
+        if not any(life.versions.total() for life in lives):
+            self._report("groups", f"batch {action.batch} has no trainable token")
         sizes = Counter(life.group for life in lives)
         for group, size in sizes.items():
             if size + self._masked_slots[group] != self._settings.group_size:

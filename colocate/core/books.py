@@ -25,6 +25,7 @@ class Books:
     admitted: int = 0
     endings: Counter[Ending] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
     late_events: int = 0
     warnings: list[str] = field(default_factory=list)
     restarts: int = 0
@@ -103,6 +104,7 @@ class Books:
                 "replayed": 0,
             },
             "reasons": dict(self.reasons.most_common()),
+            "truncated": dict(self.truncated.most_common()),
             "late_events": self.late_events,
             "restarts": self.restarts,
             "tokens": {

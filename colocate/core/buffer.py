@@ -151,6 +151,12 @@ class Buffer:
         self._num_ended += 1
         self._complete.pop(trajectory.group, None)
 
+    def is_barren(self, group: GroupId) -> bool:
+        """Whether it is complete and no member of it has a token to train: all masked, mostly."""
+        return group in self._complete and not any(
+            m.state is State.FINISHED and m.spans for m in self._members(group)
+        )
+
     # Being trained
 
     def oldest(self, group: GroupId) -> Version | None:

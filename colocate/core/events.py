@@ -153,9 +153,10 @@ class RequestEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryFinished(Event):
-    """The environment is done and the reward is known.
+    """The trajectory is over and its reward is known.
 
-    ``masked``: the environment called the episode invalid.
+    ``masked``: the environment called the episode invalid. ``truncated``: what it ran out of, as
+    the configuration names it (``"rollout.max_turns"``); None where it came to its own end.
     """
 
     trajectory: TrajectoryId
@@ -164,6 +165,7 @@ class TrajectoryFinished(Event):
     busy_s: float
     base: str
     masked: bool = False
+    truncated: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from colocate.core.actions import (
     StartTrajectory,
     SubmitRequest,
 )
-from colocate.core.admission import LossMeter, PromptStream, RequestQueue
+from colocate.core.admission import PromptStream, RequestQueue
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer
 from colocate.core.events import (
@@ -48,6 +48,7 @@ from colocate.core.events import (
     TrajectoryLost,
     TurnReady,
 )
+from colocate.core.loss_cap import LossCap
 from colocate.core.phases import ENDS, Phase
 from colocate.core.settings import Settings
 from colocate.core.swap import Swapper
@@ -57,6 +58,8 @@ from colocate.core.types import Ending, FinishReason, TrajectoryId
 _OF_WORK = frozenset({TurnReady, RequestEnded, TrajectoryFinished, TrajectoryLost, BatchTrained})
 
 _MAY_BRING_A_SWAP = frozenset({TrajectoryFinished, TrajectoryLost, TimerFired, PhaseEnded})
+
+_INVALID = "its environment called it invalid"
 
 
 class Scheduler:
@@ -76,9 +79,7 @@ class Scheduler:
         self.books = Books(bound=settings.max_staleness)
         self.requests = RequestQueue(settings.max_requests)
         self.swapper = Swapper(settings, self.buffer, self.requests, self.books)
-        self._losses = LossMeter(
-            window=settings.trajectories_per_step, max_fraction=settings.max_filtered_fraction
-        )
+        self._loss_cap = LossCap(settings.max_filtered_fraction)
         self._prompts: PromptStream | None = None
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             RunStarted: self._run_started,
@@ -299,16 +300,27 @@ class Scheduler:
         self._check_content(trajectory, event.base)
         self.books.environment(event.busy_s, event.time_s, is_step=True)
         self.swapper.progress_s = event.time_s
-        self._losses.keep()
-        if not event.masked:
+        if event.truncated:
+            self.books.truncated[event.truncated] += 1
+        actions: list[Action] = []
+        if reason := self._why_masked(event):
+            self.buffer.mask(trajectory, event.time_s)
+            actions.append(self._ended(trajectory, reason))
+        else:
             self.buffer.finish(trajectory, event.reward, event.time_s)
-            return []
-        self.buffer.mask(trajectory, event.time_s)
-        reason = "its environment called it invalid"
-        actions: list[Action] = [self._ended(trajectory, reason)]
-        if all(m.state is State.ENDED for m in self.buffer.members(trajectory.group)):
-            self.buffer.end_group(trajectory.group, Ending.MASKED, event.time_s)
+        if self.buffer.is_barren(trajectory.group):
+            ended = self.buffer.end_group(trajectory.group, Ending.MASKED, event.time_s)
+            actions += [self._ended(m, "its group has no trainable token") for m in ended]
+        if event.masked and (verdict := self._loss_cap.lose(trajectory.id, _INVALID)):
+            actions += self.swapper.fail(verdict, event.time_s)
         return actions
+
+    def _why_masked(self, event: TrajectoryFinished) -> str | None:
+        if event.masked:
+            return _INVALID
+        if event.truncated and self.settings.mask_truncated:
+            return f"truncated: {event.truncated}"
+        return None
 
     def _trajectory_lost(self, event: TrajectoryLost) -> list[Action]:
         if event.ending not in (Ending.FILTERED, Ending.FAILED):
@@ -322,10 +334,10 @@ class Scheduler:
         self.books.environment(event.busy_s, event.time_s, is_step=is_step)
         self.books.environment_failures += event.ending is Ending.FILTERED
         self.swapper.progress_s = event.time_s
-        self._losses.lose(event.reason)
+        verdict = self._loss_cap.lose(trajectory.id, event.reason)
         self.buffer.lose(trajectory, event.ending, event.time_s)
         actions: list[Action] = [self._ended(trajectory, event.reason)]
-        if verdict := self._losses.verdict():
+        if verdict:
             return actions + self.swapper.fail(verdict, event.time_s)
         return [*actions, self._start(self.buffer.refill(trajectory))]
 

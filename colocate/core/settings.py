@@ -28,6 +28,7 @@ class Settings:
     max_inflight: int | None = None
     on_stale: Literal["expire", "restart"] = "expire"
     max_filtered_fraction: float = 0.5
+    mask_truncated: bool = False
     sleep: Literal["auto", "0", "kv", "1", "2"] = "auto"
     margin_bytes: int = 0
     bucket_bytes: int = 0

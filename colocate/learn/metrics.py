@@ -144,6 +144,7 @@ def batch_metrics(batch: TrainingBatch, advantages: Sequence[float]) -> dict[str
         "flat_group_fraction": sum(len(r) == 1 for r in by_group.values()) / len(by_group),
         "num_sequences": float(len(trained)),
         "num_masked": float(len(batch.samples) - len(trained)),
+        "truncated_fraction": float(np.mean([sample.truncated for sample in trained])),
         "sequence_length_mean": float(np.mean([len(sample.token_ids) for sample in trained])),
         "sequence_length_max": float(max(len(sample.token_ids) for sample in trained)),
         "lag_mean": float(lags.mean()),

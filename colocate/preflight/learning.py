@@ -222,6 +222,60 @@ def _no_weight_is_counted_twice(objective: str, mode: str, surrogate: str) -> It
 # Lengths
 
 
+@rule("algorithm.overlong.mode", "algorithm.overlong.max_length", "algorithm.overlong.cache_length")
+def _a_shape_has_its_lengths(
+    mode: str, max_length: int | None, cache_length: int | None
+) -> Iterator[Problem]:
+    if mode != "shape":
+        return
+    if max_length is None:
+        yield Problem(
+            field="algorithm.overlong.max_length",
+            value=None,
+            rule="is required by algorithm.overlong.mode=shape",
+            remedy="give the sampled tokens at which the penalty is whole, as "
+            "algorithm.overlong.max_length='${mul:rollout.max_new_tokens,rollout.max_turns}'",
+        )
+    elif cache_length is not None and cache_length > max_length:
+        yield Problem(
+            field="algorithm.overlong.cache_length",
+            value=cache_length,
+            rule=f"must be at most algorithm.overlong.max_length = {max_length}: the penalty "
+            "cannot begin before the first token",
+            remedy=f"set algorithm.overlong.cache_length={max(1, max_length // 5)} (the paper's "
+            "share), or null",
+        )
+
+
+@rule(
+    "algorithm.overlong.mode",
+    "algorithm.overlong.max_length",
+    "algorithm.overlong.cache_length",
+    "rollout.max_new_tokens",
+    "rollout.max_turns",
+)
+def _a_penalty_can_be_reached(
+    mode: str,
+    max_length: int | None,
+    cache_length: int | None,
+    max_new_tokens: int,
+    max_turns: int,
+) -> Iterator[Problem]:
+    if mode != "shape" or max_length is None:
+        return
+    longest = max_new_tokens * max_turns
+    begins_after = max_length - (cache_length or max(1, max_length // 5))
+    if begins_after >= longest:
+        yield Problem(
+            field="algorithm.overlong.max_length",
+            value=max_length,
+            rule=f"must let the penalty begin below {longest} = rollout.max_new_tokens x "
+            f"rollout.max_turns, the most that a trajectory can sample; it begins after "
+            f"{begins_after}",
+            remedy=f"set algorithm.overlong.max_length={longest}",
+        )
+
+
 @rule("rollout.max_new_tokens", "inference.max_model_len")
 def _a_turn_fits_the_context(max_new_tokens: int, max_model_len: int) -> Iterator[Problem]:
     if max_new_tokens >= max_model_len:

@@ -20,10 +20,11 @@ Speaker = Literal["prompt", "agent", "environment"]
 class Content:
     """Four columns of one length: token, mask (1 = sampled), log-probability, version.
 
-    ``turns`` is the same as text, for people and for reward functions.
+    ``turns`` is the same as text, for people and for reward functions. ``truncated``: it ended for
+    want of tokens or turns.
     """
 
-    __slots__ = ("logprobs", "loss_mask", "token_ids", "turns", "versions")
+    __slots__ = ("logprobs", "loss_mask", "token_ids", "truncated", "turns", "versions")
 
     def __init__(self) -> None:
         self.token_ids = array("i")
@@ -31,6 +32,7 @@ class Content:
         self.logprobs = array("d")
         self.versions = array("i")
         self.turns: list[tuple[Speaker, str]] = []
+        self.truncated = False
 
     def __len__(self) -> int:
         return len(self.token_ids)

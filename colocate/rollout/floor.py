@@ -94,6 +94,7 @@ class Floor:
             logprobs=content.logprobs,
             versions=content.versions,
             reward=reward,
+            truncated=content.truncated,
         )
 
     def _cancel(self, trajectory: TrajectoryId) -> None:

@@ -106,6 +106,15 @@ class Desk:
     post: Callable[[Event], None]
 
 
+def derive_seed(run: int, group: int, trajectory: int, attempt: int, *purpose: object) -> int:
+    """Of run, prompt, trajectory, attempt and purpose: no two draws share one.
+
+    The prompt is among them since a resumed run numbers its trajectories from 0 again.
+    """
+    name = repr((run, group, trajectory, attempt, *purpose))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+
+
 class Runner:
     """Runs one attempt at one trajectory. Cancelling its task ends it quietly.
 
@@ -162,19 +171,25 @@ class Runner:
                 f"{rules.max_model_len} tokens"
             )
         for turn in range(1, rules.max_turns + 1):
-            action = await self._take_turn()
+            action, cut_by = await self._take_turn()
             self._content.turns.append(("agent", action))
             self._start_clock()
             outcome = await self._within_deadline(environment.step(action), "step")
             self._check_outcome(outcome)
             self._reward += outcome.reward
             self._facts = {**self._facts, **outcome.facts}
-            is_over = outcome.done or outcome.invalid or turn == rules.max_turns
+            over = outcome.done or outcome.invalid
+            if not over and turn == rules.max_turns:
+                over, cut_by = True, "rollout.max_turns"
             # An observation that leaves no room for a turn ends the trajectory without it.
-            if is_over or not self._observe("environment", outcome.observation):
+            elif not over and not self._observe("environment", outcome.observation):
+                over, cut_by = True, "inference.max_model_len"
+            if over:
                 if outcome.observation:
                     self._content.turns.append(("environment", outcome.observation))
-                await self._finish(masked=outcome.invalid)
+                await self._finish(
+                    masked=outcome.invalid, truncated=None if outcome.invalid else cut_by
+                )
                 return
 
     # Turns
@@ -183,8 +198,11 @@ class Runner:
         rules = self._desk.rules
         return min(rules.max_new_tokens, rules.max_model_len - len(self._content))
 
-    async def _take_turn(self) -> str:
-        """Generates one turn, over as many parks as it takes; returns its text."""
+    async def _take_turn(self) -> tuple[str, str | None]:
+        """Generates one turn, over as many parks as it takes.
+
+        Returns its text, and the configuration's name of what cut it short; None where it stopped.
+        """
         desk = self._desk
         begins_at = len(self._content)
         room = self._room_for_turn()
@@ -218,7 +236,19 @@ class Runner:
                 )
             )
             if finish_reason is not FinishReason.ABORT:
-                return desk.tokenizer.decode(self._content.token_ids[begins_at:].tolist())
+                text = desk.tokenizer.decode(self._content.token_ids[begins_at:].tolist())
+                return text, self._what_cut(finish_reason, room)
+
+    def _what_cut(self, finish_reason: FinishReason, room: int) -> str | None:
+        """A turn whose last token that had room happens to be a stop token was not cut."""
+        rules = self._desk.rules
+        if (
+            finish_reason is FinishReason.STOP
+            or self._content.token_ids[-1] in rules.stop_token_ids
+        ):
+            return None
+        fits = room == rules.max_new_tokens
+        return "rollout.max_new_tokens" if fits else "inference.max_model_len"
 
     async def _generate(self, request: str, max_new_tokens: int) -> Generation:
         desk = self._desk
@@ -244,13 +274,8 @@ class Runner:
         )
 
     def _seed(self, *purpose: object) -> int:
-        """Derived from run, prompt, trajectory, attempt and purpose: no two draws share one.
-
-        The prompt is among them since a resumed run numbers its trajectories from 0 again.
-        """
         whose = (self._desk.rules.seed, self._group, self._trajectory, self._attempt)
-        name = repr((*whose, *purpose))
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+        return derive_seed(*whose, *purpose)
 
     # The environment's side
 
@@ -312,7 +337,8 @@ class Runner:
         )
         return True
 
-    async def _finish(self, *, masked: bool) -> None:
+    async def _finish(self, *, masked: bool, truncated: str | None) -> None:
+        self._content.truncated = truncated is not None
         reward = self._reward if self._desk.reward is None else await self._score()
         now_s = self._desk.now_s()
         self._desk.post(
@@ -324,6 +350,7 @@ class Runner:
                 busy_s=now_s - self._began_s,
                 base=self._content.digest(),
                 masked=masked,
+                truncated=truncated,
             )
         )
 

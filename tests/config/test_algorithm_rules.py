@@ -102,3 +102,24 @@ def test_a_budget_of_values_that_are_still_missing_hides_no_other_problem() -> N
     _, problems = find_problems(plan.jobs[0].tree)
     assert {"rollout.max_new_tokens", "steps"} <= {problem.field for problem in problems}
     assert "algorithm.length_budget" not in {problem.field for problem in problems}
+
+
+# Lengths
+
+
+def test_a_shape_needs_the_length_at_which_its_penalty_is_whole() -> None:
+    problem = problem_of({"algorithm.overlong": {"mode": "shape"}})
+    assert problem.field == "algorithm.overlong.max_length"
+    assert "rollout.max_new_tokens,rollout.max_turns" in problem.remedy
+
+
+def test_a_penalty_cannot_begin_before_the_first_token_nor_beyond_the_last() -> None:
+    before = {"mode": "shape", "max_length": 3, "cache_length": 4}
+    assert problem_of({"algorithm.overlong": before}).field == "algorithm.overlong.cache_length"
+    beyond = {"mode": "shape", "max_length": 100, "cache_length": 20}
+    problem = problem_of({"algorithm.overlong": beyond})
+    assert (problem.field, problem.remedy) == (
+        "algorithm.overlong.max_length",
+        "set algorithm.overlong.max_length=3",
+    )
+    assert not fields_of({"algorithm.overlong": {**beyond, "mode": "mask"}})

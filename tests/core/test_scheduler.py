@@ -9,7 +9,7 @@ import pytest
 
 from colocate.core import actions as act
 from colocate.core import events as ev
-from colocate.core.admission import LossMeter
+from colocate.core.loss_cap import MAX_SURPLUS
 from colocate.core.phases import SWAP, Cause, IllegalTransition, Phase, next_phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.settings import Settings
@@ -237,7 +237,8 @@ def test_a_signal_in_the_rollout_closes_at_once_and_in_a_step_waits_for_its_end(
 
 def test_too_many_losses_end_the_run_and_name_the_commonest_reason() -> None:
     world = in_rollout(small(max_filtered_fraction=0.5))
-    for _ in range(2):
+    for _ in range(2 * MAX_SURPLUS):
+        assert world.scheduler.swapper.outcome is None
         identifier = next(i for i, a in world.actors.items() if a.is_acting)
         world._answer(identifier, "filter", 0)
     outcome = world.scheduler.swapper.outcome
@@ -522,12 +523,66 @@ def test_an_environment_lost_at_its_reset_has_made_no_step() -> None:
     }
 
 
-def test_the_commonest_reason_is_that_of_the_losses_that_count() -> None:
-    meter = LossMeter(window=2, max_fraction=0.5)
-    for _ in range(3):
-        meter.lose("long ago")
-        meter.keep()
-    meter.lose("now")
-    assert meter.verdict() is None
-    meter.lose("now")
-    assert "most often (2 times): now" in str(meter.verdict())
+# What has nothing to train
+
+
+def test_a_truncated_trajectory_is_counted_and_masked_where_the_settings_say_so() -> None:
+    for masks in (True, False):
+        world = in_rollout(small(mask_truncated=masks))
+        first = next(iter(world.actors))
+        world._answer(first, "turn", 0)
+        world._end_request(first, 2)
+        world.take(
+            ev.TrajectoryFinished(
+                time_s=world._tick(),
+                trajectory=first,
+                attempt=0,
+                reward=1.0,
+                busy_s=0.0,
+                base=world.actors[first].content,
+                truncated="rollout.max_turns",
+            )
+        )
+        summary = world.scheduler.summary()
+        assert summary["truncated"] == {"rollout.max_turns": 1}
+        reasons = {"masked: truncated: rollout.max_turns": 1} if masks else {}
+        assert summary["reasons"] == reasons
+        assert summary["trajectories"]["masked"] == masks
+
+
+def test_a_group_whose_members_are_all_masked_or_sampled_nothing_ends_and_is_not_leased() -> None:
+    world = in_rollout(small(steps=1))
+    masked, empty = world.actors
+    for identifier in (masked, empty):
+        world._answer(identifier, "turn", 0)
+    world._end_request(masked, 2)
+    world._answer(masked, "mask", 0)
+    request, base = world.actors[empty].request, world.actors[empty].content
+    assert request is not None
+    world.take(
+        ev.RequestEnded(
+            time_s=world._tick(),
+            trajectory=empty,
+            attempt=0,
+            request=request,
+            finish_reason=FinishReason.STOP,
+            spans=(),
+            num_cached_tokens=0,
+            base=base,
+            digest=base,
+        )
+    )
+    world.actors[empty].request = None
+    world.take(
+        ev.TrajectoryFinished(
+            time_s=world._tick(), trajectory=empty, attempt=0, reward=1.0, busy_s=0.0, base=base
+        )
+    )
+    summary = world.scheduler.summary()
+    assert summary["trajectories"]["masked"] == 2
+    assert summary["reasons"]["masked: its group has no trainable token"] == 1
+    assert world.scheduler.phase is Phase.ROLLOUT
+    # Another prompt takes its place, and the run completes.
+    world.finish_fairly()
+    world.auditor.check_summary(world.scheduler.summary())
+    assert world.auditor.violations == []

@@ -31,6 +31,7 @@ from colocate.learn.kl import sequence_penalties
 from colocate.learn.losses import PolicyLoss, Scores
 from colocate.learn.metrics import Totals, batch_metrics, loss_metrics, loss_totals
 from colocate.learn.mismatch import mismatch_totals
+from colocate.learn.overlong import overlong_penalties
 from colocate.learn.schedule import learning_rate
 from colocate.learn.scoring import TokenScorer
 from colocate.ports import TrainingBatch
@@ -65,12 +66,14 @@ class _Scored:
 class AdmittedBatch:
     """A batch that may be trained: it is of the trainer's version and has trainable tokens.
 
-    ``advantages``, one for each sample, are of its rewards as they are.
+    ``advantages``, one for each sample, are of its rewards less ``penalties``, which its length
+    alone brings; None where rewards are not shaped.
     """
 
     batch: TrainingBatch
     rows: list[Row]
     advantages: list[float]
+    penalties: list[float] | None
 
 
 def admit(batch: TrainingBatch, *, version: int, algorithm: AlgorithmConfig) -> AdmittedBatch:
@@ -85,14 +88,15 @@ def admit(batch: TrainingBatch, *, version: int, algorithm: AlgorithmConfig) -> 
             f"batch {batch.batch} begins at version {batch.version}, but the trainer is at "
             f"version {version}; lease it again"
         )
-    advantages = compute_advantages(batch.samples, algorithm)
+    penalties = overlong_penalties(batch.samples, algorithm.overlong)
+    advantages = compute_advantages(batch.samples, algorithm, penalties=penalties)
     rows = make_rows(batch.samples, advantages)
     if not rows:
         raise ValueError(
             f"batch {batch.batch} has no trainable token: each of its {len(batch.samples)} "
             f"trajectories is masked or sampled nothing; do not lease such a batch"
         )
-    return AdmittedBatch(batch, rows, advantages)
+    return AdmittedBatch(batch, rows, advantages, penalties)
 
 
 def train_step(
@@ -119,8 +123,13 @@ def train_step(
     )
     shares = _score_plan(engine, reference, rows, plan, settings)
     advantages, penalty_metrics = admitted.advantages, dict[str, float]()
+    if admitted.penalties is not None:
+        penalty_metrics["overlong_penalty_mean"] = float(
+            np.mean([admitted.penalties[row.sample] for row in rows])
+        )
     if settings.algorithm.kl.off_the_reward:
-        advantages, penalty_metrics = _penalise(admitted, shares, settings)
+        advantages, kl_metrics = _penalise(admitted, shares, settings)
+        penalty_metrics |= kl_metrics
     totals = Totals()
     rate = learning_rate(trainer, step=version, steps=settings.steps)
     norms = []
@@ -177,7 +186,7 @@ def _score_plan(
 def _penalise(
     admitted: AdmittedBatch, shares: Sequence[Sequence[_Scored]], settings: StepSettings
 ) -> tuple[list[float], dict[str, float]]:
-    """Takes the KL penalty off the rewards; the micro-batches get the advantages of what is left.
+    """Takes the KL penalty off the rewards too; micro-batches get the advantages of what is left.
 
     Each rank knows the penalties of its own rows; all ranks learn those of the whole batch.
     """
@@ -192,8 +201,8 @@ def _penalise(
         )
     _add_over_ranks(of_rows)
 
-    penalties = np.zeros(len(samples))
-    penalties[[row.sample for row in admitted.rows]] = of_rows.cpu().numpy()
+    penalties = np.array(admitted.penalties or [0.0] * len(samples))
+    penalties[[row.sample for row in admitted.rows]] += of_rows.cpu().numpy()
     advantages = compute_advantages(samples, algorithm, penalties=penalties.tolist())
     for item in own:
         item.micro_batch = with_advantages(
