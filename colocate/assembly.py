@@ -61,6 +61,9 @@ def core_settings(config: RunConfig) -> Settings:
         max_inflight=config.buffer.max_inflight,
         on_stale=config.buffer.on_stale,
         max_filtered_fraction=config.buffer.max_filtered_fraction,
+        redundant_per_group=config.rollout.redundant_per_group,
+        redundant_groups=config.rollout.redundant_groups,
+        spare_groups=config.rollout.spare_groups,
         mask_truncated=config.algorithm.overlong.mode == "mask",
         sleep=str(config.inference.sleep),  # type: ignore[arg-type]  # one of its literals
         verify_every=config.inference.verify_every,

@@ -119,6 +119,19 @@ class RolloutConfig(Section):
     min_p: Fraction = Field(
         0.0, description="Sample tokens of at least this share of the likeliest's probability."
     )
+    redundant_per_group: NonNegativeInt = Field(
+        0,
+        description="Trajectories of a group beyond `algorithm.group_size`: the first so many to "
+        "finish make the group, the others are cancelled.",
+    )
+    redundant_groups: NonNegativeInt = Field(
+        0, description="Groups that are admitted beyond what the bound on staleness admits."
+    )
+    spare_groups: Literal["cancel", "carry"] = Field(
+        "cancel",
+        description="What a swap does with as many unfinished groups: `cancel` them, or `carry` "
+        "them to the next one, as long as they are within the bound.",
+    )
     stop: tuple[str, ...] = Field(
         (), strict=False, description="A turn ends after one of these; it is kept."
     )

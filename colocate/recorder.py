@@ -53,6 +53,7 @@ class Recorder:
         self._requests: dict[str, float] = {}
         self._memory: MemorySample | None = None
         self._lags: dict[int, int] = {}
+        self._spares: Counter[str] = Counter()
         self._first_step_s: float | None = None
         self.first: str | None = None
         self.last: str | None = None
@@ -154,8 +155,26 @@ class Recorder:
                 "batch": event.batch,
                 "swaps": scheduler.books.swaps,
                 **event.metrics,
+                **self._redundancy(event, scheduler),
             }
         )
+
+    def _redundancy(self, event: ev.BatchTrained, scheduler: Scheduler) -> dict[str, float]:
+        """Lengths of what won and of what was cancelled since the step before."""
+        rollout = self._config.rollout
+        if not (rollout.redundant_per_group or rollout.redundant_groups):
+            return {}
+        spares = scheduler.books.spares
+        num_cancelled = spares["cancelled"] - self._spares["cancelled"]
+        num_tokens = spares["tokens"] - self._spares["tokens"]
+        self._spares = spares.copy()
+        metrics = {
+            "spares_cancelled": float(num_cancelled),
+            "sampled_tokens_mean": event.num_tokens / len(event.digests),
+        }
+        if num_cancelled:
+            metrics["cancelled_tokens_mean"] = num_tokens / num_cancelled
+        return metrics
 
     def _snapshot(self, time_s: float, scheduler: Scheduler) -> RunSnapshot:
         books = scheduler.books

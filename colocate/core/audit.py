@@ -56,6 +56,8 @@ class Auditor:
         self._may_generate = False
         self._memory = MemoryAuditor()
         self._masked_slots: Counter[GroupId] = Counter()
+        self._living: Counter[GroupId] = Counter()
+        self._passed_over: set[GroupId] = set()
         self._lags: Counter[int] = Counter()
 
     @property
@@ -221,6 +223,8 @@ class Auditor:
             if known is not None:
                 self._report("conservation", f"trajectory {action.trajectory} admitted twice")
             self._lives[action.trajectory] = _Life(group=action.group)
+            self._living[action.group] += 1
+            self._check_admission(action.group)
         elif known is None or known.ending or known.trained_in is not None:
             self._report("conservation", f"trajectory {action.trajectory} cannot begin again")
         else:
@@ -234,6 +238,14 @@ class Auditor:
             )
             return
         life.ending = action.ending
+        self._living[life.group] -= 1
+        if not self._living[life.group]:
+            del self._living[life.group]
+        # What an ended trajectory still had at the engine is given up; nobody waits for it.
+        for request in [r for r, t in self._inflight.items() if t == action.trajectory]:
+            del self._inflight[request]
+        if action.ending is Ending.CANCELLED:
+            self._check_cancelled(action.trajectory, life)
         self._masked_slots[life.group] += action.ending is Ending.MASKED
         if (action.ending is Ending.TRAINED) != (life.trained_in is not None):
             self._report(
@@ -241,6 +253,24 @@ class Auditor:
                 f"trajectory {action.trajectory} ended as {action.ending}, and its batch is "
                 f"{life.trained_in}",
             )
+
+    def _check_admission(self, group: GroupId) -> None:
+        settings = self._settings
+        assert settings is not None
+        if self._living[group] > settings.group_size + settings.redundant_per_group:
+            self._report("groups", f"group {group} has {self._living[group]} members at a time")
+        spares = settings.redundant_groups * settings.group_size
+        spares += settings.redundant_per_group * len(self._living)
+        if self._living.total() > settings.max_resident + spares:
+            self._report("bound", f"{self._living.total()} trajectories are resident")
+
+    def _check_cancelled(self, trajectory: TrajectoryId, life: _Life) -> None:
+        settings = self._settings
+        assert settings is not None
+        if not (settings.redundant_per_group or settings.redundant_groups):
+            self._report("groups", f"trajectory {trajectory} was cancelled, and is no spare")
+        if life.finished:
+            self._passed_over.add(life.group)
 
     def _leased(self, action: act.Train) -> None:
         assert self._settings is not None
@@ -265,6 +295,8 @@ class Auditor:
         if not any(life.versions.total() for life in lives):
             self._report("groups", f"batch {action.batch} has no trainable token")
         sizes = Counter(life.group for life in lives)
+        for group in self._passed_over & sizes.keys():
+            self._report("groups", f"group {group} is trained without one that finished earlier")
         for group, size in sizes.items():
             if size + self._masked_slots[group] != self._settings.group_size:
                 self._report("groups", f"group {group} is trained with {size} members")

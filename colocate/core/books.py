@@ -27,6 +27,7 @@ class Books:
     reasons: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
     late_events: int = 0
+    spares: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
     restarts: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
@@ -70,6 +71,27 @@ class Books:
         if reason:
             self.reasons[f"{ending}: {reason}"] += 1
         self.tokens["discarded"] += num_discarded_tokens
+
+    def cancel_spare(self, reason: str, num_sampled_tokens: int) -> None:
+        self.end(Ending.CANCELLED, reason, num_sampled_tokens)
+        self.spares["cancelled"] += 1
+        self.spares["tokens"] += num_sampled_tokens
+
+    def redundancy(self) -> dict[str, float | None]:
+        """How many spares were cancelled, and the bias on lengths that it brings.
+
+        Means of sampled tokens: of trained trajectories, and of the cancelled ones when they were
+        cut, which is less than they would have become.
+        """
+        num_trained, num_cancelled = self.endings[Ending.TRAINED], self.spares["cancelled"]
+        return {
+            "cancelled": num_cancelled,
+            "cancelled_tokens": self.spares["tokens"],
+            "mean_tokens_trained": self.tokens["trained"] / num_trained if num_trained else None,
+            "mean_tokens_cancelled": self.spares["tokens"] / num_cancelled
+            if num_cancelled
+            else None,
+        }
 
     def train(self, version: Version, spans: list[Span], reward: float) -> None:
         self.steps += 1
@@ -118,6 +140,7 @@ class Books:
                 "histogram": {str(k): n for k, n in sorted(self.lags.items())},
             },
             "replay": {"max_lag": None, "mean_lag": None},
+            "redundancy": self.redundancy(),
             "partials": {
                 "carried": self.carried,
                 "max_crossings": self.max_crossings,

@@ -16,7 +16,10 @@ from colocate.core.types import BatchId, Ending, GroupId, Span, TrajectoryId, Ve
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """A prompt's trajectories. ``members`` holds one trajectory a slot: its latest occupant."""
+    """A prompt's trajectories.
+
+    ``members`` holds one trajectory a slot, its latest occupant, and spares until it is complete.
+    """
 
     id: GroupId
     members: list[TrajectoryId] = field(default_factory=list)
@@ -39,8 +42,16 @@ class Lease:
 class Buffer:
     """Resident trajectories by id and by group, and the leases on complete groups."""
 
-    def __init__(self, *, group_size: int, groups_per_step: int, max_staleness: int) -> None:
+    def __init__(
+        self,
+        *,
+        group_size: int,
+        groups_per_step: int,
+        max_staleness: int,
+        redundant_per_group: int = 0,
+    ) -> None:
         self._group_size = group_size
+        self._redundant_per_group = redundant_per_group
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
         self._trajectories: dict[TrajectoryId, Trajectory] = {}
@@ -72,6 +83,23 @@ class Buffer:
         return len(self._groups)
 
     @property
+    def num_leased_groups(self) -> int:
+        return sum(len(lease.groups) for lease in self._leases.values())
+
+    @property
+    def num_spare_members(self) -> int:
+        """Members beyond the slots of their groups."""
+        if not self._redundant_per_group:
+            return 0
+        return sum(len(group.members) - self._group_size for group in self._groups.values())
+
+    @property
+    def incomplete_groups(self) -> list[GroupId]:
+        """Neither complete nor leased, in the order of admission."""
+        leased = {group for lease in self._leases.values() for group in lease.groups}
+        return [g for g in self._groups if g not in self._complete and g not in leased]
+
+    @property
     def groups(self) -> tuple[GroupId, ...]:
         """Of resident trajectories, in the order of admission."""
         return tuple(self._groups)
@@ -99,15 +127,23 @@ class Buffer:
     # Coming in
 
     def admit(self, group: GroupId) -> list[Trajectory]:
-        """Admits a group: one new trajectory a slot."""
+        """Admits a group: one new trajectory a slot, and its spares."""
         if group in self._groups:
             raise ProtocolError(f"group {group} is resident already")
         self._groups[group] = Group(id=group)
-        return [self._new_member(group) for _ in range(self._group_size)]
+        return [
+            self._new_member(group) for _ in range(self._group_size + self._redundant_per_group)
+        ]
 
-    def refill(self, lost: Trajectory) -> Trajectory:
-        """Puts a new trajectory into the slot of one that ended without being of use."""
+    def refill(self, lost: Trajectory) -> Trajectory | None:
+        """Puts a new trajectory into the slot of one that ended without being of use.
+
+        None where the group has a spare to take the slot.
+        """
         group = self._groups[lost.group]
+        if len(group.members) > self._group_size:
+            self._forget(lost)
+            return None
         slot = group.members.index(lost.id)
         fresh = self._new_member(lost.group)
         group.members.remove(fresh.id)
@@ -150,6 +186,17 @@ class Buffer:
         self._end(trajectory, ending, time_s)
         self._num_ended += 1
         self._complete.pop(trajectory.group, None)
+
+    def drop_spare_members(self, group: GroupId, time_s: float) -> list[Trajectory]:
+        """Ends and forgets the members that a complete group does without; returns them."""
+        if group not in self._complete:
+            return []
+        spares = [m for m in self._members(group) if m.is_unfinished]
+        for spare in spares:
+            self._end(spare, Ending.CANCELLED, time_s)
+            self._num_ended += 1
+            self._forget(spare)
+        return spares
 
     def is_barren(self, group: GroupId) -> bool:
         """Whether it is complete and no member of it has a token to train: all masked, mostly."""
@@ -287,13 +334,19 @@ class Buffer:
         self._groups[group].members.append(trajectory.id)
         return trajectory
 
+    def _forget(self, ended: Trajectory) -> None:
+        self._groups[ended.group].members.remove(ended.id)
+        del self._trajectories[ended.id]
+        self._num_ended -= 1
+
     def _members(self, group: GroupId) -> Iterable[Trajectory]:
         return (self._trajectories[t] for t in self._groups[group].members)
 
     def _settle(self, group: GroupId) -> None:
-        if all(
+        num_done = sum(
             m.state is State.FINISHED or m.ending is Ending.MASKED for m in self._members(group)
-        ):
+        )
+        if num_done >= self._group_size:
             self._complete[group] = None
 
     def _end(self, trajectory: Trajectory, ending: Ending, time_s: float) -> None:

@@ -32,7 +32,7 @@ class Departure:
             time_s=now_s,
             rollout_started_s=rollout_started_s,
             num_ready_batches=len(self._buffer.plan(version, max_batches)),
-            num_unfinished=self._buffer.num_unfinished,
+            num_unfinished=self._num_unfinished(),
             num_steps_left=num_steps_left,
             max_batches=max_batches,
         )
@@ -46,6 +46,13 @@ class Departure:
             return self._ask_again(hold_until_s)
         self._wanted_since_s = None
         return decision.num_batches
+
+    def _num_unfinished(self) -> int:
+        """Of what is needed: as many groups as are spare may stay unfinished."""
+        spare = self._settings.redundant_groups
+        if spare and len(self._buffer.incomplete_groups) <= spare:
+            return 0
+        return self._buffer.num_unfinished
 
     def _ask_again(self, at_s: float | None) -> list[Action]:
         if at_s is None or at_s == self._asked_until_s:

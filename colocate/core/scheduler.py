@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from colocate.core import redundancy
 from colocate.core.actions import (
     Action,
     EndTrajectory,
@@ -75,6 +76,7 @@ class Scheduler:
             group_size=settings.group_size,
             groups_per_step=settings.groups_per_step,
             max_staleness=settings.max_staleness,
+            redundant_per_group=settings.redundant_per_group,
         )
         self.books = Books(bound=settings.max_staleness)
         self.requests = RequestQueue(settings.max_requests)
@@ -168,7 +170,11 @@ class Scheduler:
         return actions
 
     def _has_room_for_group(self) -> bool:
-        return len(self.buffer) + self.settings.group_size <= self.settings.max_resident
+        """Spares aside, as the bound is on what is to be trained."""
+        settings = self.settings
+        num_needed = len(self.buffer) - self.buffer.num_spare_members + settings.group_size
+        spare_groups = settings.redundant_groups * settings.group_size
+        return num_needed <= settings.max_resident + spare_groups
 
     def _needs_group(self) -> bool:
         """Whether the groups at hand do not suffice for the steps that are left.
@@ -177,7 +183,8 @@ class Scheduler:
         be trained as fit into the steps that begin before that.
         """
         steps_left = self.swapper.num_steps_left
-        if self.buffer.num_groups < self.settings.groups_per_step * steps_left:
+        wanted = self.settings.groups_per_step * steps_left + self.settings.redundant_groups
+        if self.buffer.num_groups < wanted:
             return True
         version = self.swapper.trainer_version
         return self.buffer.num_fillable_batches(version, steps_left) < steps_left
@@ -308,12 +315,16 @@ class Scheduler:
             actions.append(self._ended(trajectory, reason))
         else:
             self.buffer.finish(trajectory, event.reward, event.time_s)
+        actions += redundancy.cancel_spare_members(
+            self.buffer, self.requests, self.books, trajectory.group, event.time_s
+        )
         if self.buffer.is_barren(trajectory.group):
             ended = self.buffer.end_group(trajectory.group, Ending.MASKED, event.time_s)
             actions += [self._ended(m, "its group has no trainable token") for m in ended]
         if event.masked and (verdict := self._loss_cap.lose(trajectory.id, _INVALID)):
-            actions += self.swapper.fail(verdict, event.time_s)
-        return actions
+            return actions + self.swapper.fail(verdict, event.time_s)
+        # PARKING may have waited for a request that is given up.
+        return actions + self.swapper.request_returned(event.time_s)
 
     def _why_masked(self, event: TrajectoryFinished) -> str | None:
         if event.masked:
@@ -339,7 +350,9 @@ class Scheduler:
         actions: list[Action] = [self._ended(trajectory, event.reason)]
         if verdict:
             return actions + self.swapper.fail(verdict, event.time_s)
-        return [*actions, self._start(self.buffer.refill(trajectory))]
+        if fresh := self.buffer.refill(trajectory):
+            actions.append(self._start(fresh))
+        return actions
 
     def _ended(self, trajectory: Trajectory, reason: str) -> EndTrajectory:
         assert trajectory.ending is not None

@@ -29,6 +29,9 @@ class Settings:
     on_stale: Literal["expire", "restart"] = "expire"
     max_filtered_fraction: float = 0.5
     mask_truncated: bool = False
+    redundant_per_group: int = 0
+    redundant_groups: int = 0
+    spare_groups: Literal["cancel", "carry"] = "cancel"
     sleep: Literal["auto", "0", "kv", "1", "2"] = "auto"
     margin_bytes: int = 0
     bucket_bytes: int = 0
@@ -49,6 +52,8 @@ class Settings:
                 f"swap_interval must be at most max_staleness + 1, but it is "
                 f"{self.swap_interval} with a max_staleness of {self.max_staleness}"
             )
+        if min(self.redundant_per_group, self.redundant_groups) < 0:
+            raise ValueError("redundant_per_group and redundant_groups must not be negative")
         if self.policy == "timed" and self.period_s is None:
             raise ValueError("policy 'timed' needs period_s")
 
@@ -58,7 +63,10 @@ class Settings:
 
     @property
     def max_resident(self) -> int:
-        """A drain phase admits just what it will train; the others what the bound allows."""
+        """A drain phase admits just what it will train; the others what the bound allows.
+
+        Spares of redundancy are not among them.
+        """
         if self.policy == "drain":
             return self.swap_interval * self.trajectories_per_step
         return staleness.max_resident(self.max_staleness, self.trajectories_per_step)
@@ -67,4 +75,6 @@ class Settings:
     def max_requests(self) -> int:
         if self.max_inflight is not None:
             return self.max_inflight
-        return staleness.max_requests(self.max_staleness, self.trajectories_per_step)
+        members = self.group_size + self.redundant_per_group
+        wanted = staleness.max_requests(self.max_staleness, members * self.groups_per_step)
+        return wanted + members * self.redundant_groups

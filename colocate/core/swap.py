@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from colocate.core import crossing
+from colocate.core import crossing, redundancy
 from colocate.core.acknowledgement import check_acknowledgement
 from colocate.core.actions import (
     Action,
@@ -178,8 +178,16 @@ class Swapper:
             return self._close(time_s)
         leases = self._buffer.lease(self.trainer_version, self._num_batches, time_s)
         self._leases.extend(leases)
-        actions: list[Action] = []
-        if self.num_steps_left > len(leases):
+        num_steps_left = self.num_steps_left - len(leases)
+        actions = redundancy.cancel_spare_groups(
+            self._buffer,
+            self._requests,
+            self._books,
+            self._settings,
+            num_steps_left=num_steps_left,
+            time_s=time_s,
+        )
+        if num_steps_left:
             next_version = Version(self.trainer_version + len(leases))
             actions += crossing.retire(
                 self._buffer, self._books, self._settings, next_version, time_s

@@ -14,7 +14,8 @@ class RolloutView:
 
     Attributes:
         num_ready_batches: Full batches that could be leased now, within the bound.
-        num_unfinished: Trajectories that are still being generated, or in their environments.
+        num_unfinished: Trajectories that are still being generated, or in their environments; 0
+            where all that are left belong to spare groups.
         num_steps_left: Training steps until the run is done.
         max_batches: The most that one training phase may take: the bound allows S + 1.
     """
@@ -73,7 +74,10 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The synchronous baseline: wait for everything that was admitted, carry nothing."""
+    """The synchronous baseline: wait for all that is needed of what was admitted, carry nothing.
+
+    What is not needed are spares of redundancy: the swap cancels them, or was told to carry them.
+    """
 
     num_batches: int
 

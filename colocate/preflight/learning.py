@@ -38,18 +38,46 @@ def _period_goes_with_timed(policy: str, period_s: float | None) -> Iterator[Pro
     "buffer.max_staleness",
     "algorithm.group_size",
     "algorithm.groups_per_step",
+    "rollout.redundant_per_group",
+    "rollout.redundant_groups",
 )
 def _max_inflight_within_admission(
-    max_inflight: int | None, bound: int, group_size: int, groups_per_step: int
+    max_inflight: int | None,
+    bound: int,
+    group_size: int,
+    groups_per_step: int,
+    redundant_per_group: int,
+    redundant_groups: int,
 ) -> Iterator[Problem]:
-    admitted = (bound + 1) * group_size * groups_per_step
+    num_groups = (bound + 1) * groups_per_step + redundant_groups
+    admitted = num_groups * (group_size + redundant_per_group)
     if max_inflight is not None and max_inflight > admitted:
         yield Problem(
             field="buffer.max_inflight",
             value=max_inflight,
-            rule=f"must be at most {admitted} = (buffer.max_staleness + 1) x group_size x "
-            "groups_per_step: no more trajectories are ever admitted",
+            rule=f"must be at most {admitted} = ((buffer.max_staleness + 1) x groups_per_step + "
+            "redundant_groups) x (group_size + redundant_per_group): no more trajectories are "
+            "ever admitted",
             remedy=f"set buffer.max_inflight={admitted}, or null for the formula's own",
+        )
+
+
+@rule(
+    "rollout.spare_groups",
+    "rollout.redundant_groups",
+    "buffer.max_staleness",
+    "scheduler.swap_interval",
+)
+def _spares_that_are_carried_can_be_trained(
+    spare_groups: str, redundant_groups: int, bound: int, k: int
+) -> Iterator[Problem]:
+    if spare_groups == "carry" and redundant_groups and bound < k:
+        yield Problem(
+            field="rollout.spare_groups",
+            value=spare_groups,
+            rule=f"needs buffer.max_staleness of at least scheduler.swap_interval = {k}: what is "
+            f"carried over a swap is {k} versions old afterwards",
+            remedy=f"set rollout.spare_groups=cancel or buffer.max_staleness={k}",
         )
 
 

@@ -182,3 +182,20 @@ def test_a_context_longer_than_the_model_knows_is_refused_before_anything_starts
 ) -> None:
     (tmp_path / "config.json").write_text(config)
     assert fields_of({"model": {"path": str(tmp_path)}}) == found
+
+
+def test_spares_may_not_be_carried_beyond_the_bound() -> None:
+    spares = {"rollout.redundant_groups": 1, "rollout.spare_groups": "carry"}
+    bound = {"buffer.max_staleness": 1, "scheduler.swap_interval": 2}
+    [problem] = find_problems(with_values({**spares, **bound}))[1]
+    assert problem.field == "rollout.spare_groups"
+    assert "buffer.max_staleness=2" in problem.remedy
+    assert not find_problems(with_values({**bound, "rollout.spare_groups": "carry"}))[1]
+
+
+def test_spares_raise_what_may_be_in_flight() -> None:
+    at_once = {"buffer.max_staleness": 0, "buffer.max_inflight": 25}
+    [problem] = find_problems(with_values(at_once))[1]
+    assert problem.remedy.startswith("set buffer.max_inflight=16")
+    spares = {"rollout.redundant_per_group": 1, "rollout.redundant_groups": 1}
+    assert not find_problems(with_values({**at_once, **spares}))[1]

@@ -34,6 +34,9 @@ def run_settings(draw: st.DrawFn) -> Settings:
         max_inflight=draw(st.none() | st.integers(1, 4)),
         on_stale=draw(st.sampled_from(["expire", "restart"])),
         max_filtered_fraction=1.0,
+        redundant_per_group=draw(st.integers(0, 2)),
+        redundant_groups=draw(st.integers(0, 2)),
+        spare_groups=draw(st.sampled_from(["cancel", "carry"])),
         sleep=draw(st.sampled_from(["auto", "0", "kv", "1", "2"])),
     )
 
@@ -99,7 +102,8 @@ def test_drain_and_a_bound_of_zero_carry_nothing(
     play(world, data, num_facts)
     world.finish_fairly()
     summary = world.scheduler.summary()
-    if run.policy == "drain" or run.max_staleness == 0:
+    carries_spares = run.redundant_groups > 0 and run.spare_groups == "carry"
+    if (run.policy == "drain" and not carries_spares) or run.max_staleness == 0:
         assert summary["partials"]["carried"] == 0
         assert summary["tokens"]["carried"] == 0
     if run.max_staleness == 0:
@@ -176,6 +180,33 @@ def let_requests_through_while_training(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Scheduler, "_go_on", leaky)
 
 
+def pass_over_the_first_finisher(monkeypatch: pytest.MonkeyPatch) -> None:
+    from colocate.core import redundancy
+    from colocate.core.types import Ending
+
+    cancel = redundancy.cancel_spare_members
+
+    def unfair(buffer, requests, books, group, time_s):  # type: ignore[no-untyped-def]
+        spares = buffer.drop_spare_members(group, time_s)
+        members = buffer.members(group)
+        actions = cancel(buffer, requests, books, group, time_s)
+        if spares and not members[0].ending:
+            # One that has finished goes with them.
+            buffer._end(members[0], Ending.CANCELLED, time_s)
+            buffer._num_ended += 1
+            buffer._forget(members[0])
+            actions.append(redundancy._cancelled(members[0], requests, books))
+        return actions + [redundancy._cancelled(m, requests, books) for m in spares]
+
+    monkeypatch.setattr(redundancy, "cancel_spare_members", unfair)
+
+
+def keep_waiting_for_a_request_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from colocate.core.admission import RequestQueue
+
+    monkeypatch.setattr(RequestQueue, "give_up", lambda self, request: None)
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
@@ -184,6 +215,8 @@ def let_requests_through_while_training(monkeypatch: pytest.MonkeyPatch) -> None
         keep_a_batch_after_its_acknowledgement,
         end_without_telling,
         let_requests_through_while_training,
+        pass_over_the_first_finisher,
+        keep_waiting_for_a_request_that_was_given_up,
     ],
 )
 def test_the_properties_catch_a_broken_buffer(break_it, monkeypatch: pytest.MonkeyPatch) -> None:

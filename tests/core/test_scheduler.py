@@ -586,3 +586,72 @@ def test_a_group_whose_members_are_all_masked_or_sampled_nothing_ends_and_is_not
     world.finish_fairly()
     world.auditor.check_summary(world.scheduler.summary())
     assert world.auditor.violations == []
+
+
+# Spares
+
+
+def one_of_two(**changes: object) -> World:
+    """Groups of one slot and one spare: trajectories 0 and 1, 2 and 3."""
+    return in_rollout(small(group_size=1, redundant_per_group=1, **changes))
+
+
+def play_first_turn(world: World, *identifiers: TrajectoryId) -> None:
+    for identifier in identifiers:
+        world._answer(identifier, "turn", 0)
+        world._end_request(identifier, 2)
+
+
+def test_the_first_to_finish_holds_the_slot_and_the_spare_is_cancelled_at_once() -> None:
+    world = one_of_two(max_inflight=4)
+    first, spare, *_ = world.actors
+    play_first_turn(world, spare)
+    world._answer(spare, "finish", 0)
+    assert first not in world.actors
+    summary = world.scheduler.summary()
+    assert summary["reasons"] == {"cancelled: spare no longer needed": 1}
+    assert summary["redundancy"]["cancelled"] == 1
+    assert summary["redundancy"]["mean_tokens_cancelled"] == 0
+
+
+def test_a_masked_member_holds_a_slot_and_a_group_of_none_but_masked_ends() -> None:
+    world = one_of_two()
+    first, spare, *_ = world.actors
+    play_first_turn(world, first)
+    world._answer(first, "mask", 0)
+    assert spare not in world.actors
+    counts = world.scheduler.summary()["trajectories"]
+    assert (counts["masked"], counts["cancelled"]) == (1, 1)
+    world.finish_fairly()
+    assert world.auditor.violations == []
+
+
+def test_a_lost_member_is_refilled_only_where_no_spare_can_take_its_slot() -> None:
+    world = one_of_two(max_filtered_fraction=1.0)
+    first, spare, *_ = world.actors
+    world._answer(first, "filter", 0)
+    assert len(world.actors) == 3
+    world._answer(spare, "filter", 0)
+    assert len(world.actors) == 3
+
+
+def test_parking_does_not_wait_for_a_request_whose_trajectory_was_cancelled() -> None:
+    world = one_of_two()
+    first, _, other, late = world.actors
+    play_first_turn(world, first, other)
+    world._answer(late, "turn", 0)
+    assert world.actors[late].request is not None
+    world._answer(first, "finish", 0)
+    assert world.scheduler.phase is Phase.PARKING
+    world._end_operation(0)
+    assert world.scheduler.phase is Phase.PARKING, "a request is still in flight"
+    world._answer(other, "finish", 0)
+    assert late not in world.actors
+    assert world.scheduler.phase is not Phase.PARKING
+    world._answer_late(0)
+    summary = world.scheduler.summary()
+    assert summary["late_events"] == 1
+    assert summary["tokens"]["generated"] > summary["tokens"]["discarded"] > 0
+    world.finish_fairly()
+    world.auditor.check_summary(world.scheduler.summary())
+    assert world.auditor.violations == []

@@ -109,6 +109,7 @@ class World:
         self._max_turns = max_turns
         self._operation: act.Action | None = None
         self._swap_timers: list[float] = []
+        self._unwanted: list[tuple[TrajectoryId, int, str]] = []
         self._wants_memory = False
         self._parking = False
         self.take(ev.RunStarted(time_s=0.0, settings=settings))
@@ -134,6 +135,8 @@ class World:
             facts.append(self._sample_memory)
         if self._swap_timers:
             facts.append(self._fire_swap_timer)
+        if self._unwanted:
+            facts.append(self._answer_late)
         for identifier, actor in self.actors.items():
             if actor.request is not None:
                 facts.append(lambda n, i=identifier: self._end_request(i, n))
@@ -297,6 +300,24 @@ class World:
             )
         )
 
+    def _answer_late(self, n: int) -> None:
+        """A request that was given up comes back all the same; most never do."""
+        identifier, attempt, request = self._unwanted.pop(n % len(self._unwanted))
+        version = self.scheduler.swapper.engine_version
+        self.take(
+            ev.RequestEnded(
+                time_s=self._tick(),
+                trajectory=identifier,
+                attempt=attempt,
+                request=request,
+                finish_reason=FinishReason.STOP,
+                spans=(Span(version=version, length=1 + n % 4),),
+                num_cached_tokens=0,
+                base="?",
+                digest="?",
+            )
+        )
+
     def _answer(self, identifier: TrajectoryId, what: str, n: int) -> None:
         actor = self.actors[identifier]
         if what == "turn" or (what in ("finish", "mask") and not actor.spans):
@@ -348,7 +369,9 @@ class World:
             case act.StartTrajectory():
                 self.actors[action.trajectory] = Actor(attempt=action.attempt)
             case act.EndTrajectory():
-                del self.actors[action.trajectory]
+                actor = self.actors.pop(action.trajectory)
+                if actor.request is not None:
+                    self._unwanted.append((action.trajectory, actor.attempt, actor.request))
             case act.SubmitRequest():
                 actor = self.actors[action.trajectory]
                 assert actor.request is None
