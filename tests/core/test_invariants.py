@@ -60,6 +60,8 @@ def play(world: World, data: st.DataObject, num_facts: int) -> None:
         if world.is_over:
             return
         facts = world.possible()
+        if not facts:
+            return
         chosen = data.draw(st.integers(0, len(facts) - 1))
         facts[chosen](data.draw(st.integers(0, 11)))
 
