@@ -90,6 +90,21 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
         [QUICKSTART, "buffer.max_inflight=1000"],
         ["buffer.max_inflight = 1000", "at most 640"],
     ),
+    "spares carried beyond the bound": (
+        [
+            *(QUICKSTART, "rollout.redundant_groups=1", "rollout.spare_groups=carry"),
+            "buffer.max_staleness=0",
+        ],
+        ["rollout.spare_groups = 'carry'", "set rollout.spare_groups=cancel"],
+    ),
+    "a penalty for length without the length": (
+        [QUICKSTART, "algorithm.overlong.mode=shape"],
+        ["algorithm.overlong.max_length", "required by algorithm.overlong.mode=shape"],
+    ),
+    "a penalty for lengths that there are not": (
+        [QUICKSTART, "algorithm.overlong.mode=shape", "algorithm.overlong.max_length=100"],
+        ["algorithm.overlong.max_length = 100", "below 15"],
+    ),
     "cache above the budget": (
         [QUICKSTART, "memory.budget_bytes=1000000"],
         ["inference.kv_cache_memory_bytes", "memory.budget_bytes = 1000000"],

@@ -21,7 +21,13 @@ from deepspeed_support import (
 from transformers import AutoModelForCausalLM
 
 from colocate.adapters.deepspeed.client import DeepSpeedTrainer
-from colocate.config import AlgorithmConfig, CorrectionConfig, EmbeddedModelConfig, KlConfig
+from colocate.config import (
+    AlgorithmConfig,
+    CorrectionConfig,
+    EmbeddedModelConfig,
+    KlConfig,
+    OverlongConfig,
+)
 from colocate.embedded.model import build_embedded_model
 from colocate.learn.advantages import compute_advantages
 from colocate.ports import StepReport, TrainingBatch
@@ -57,11 +63,12 @@ CASES = {
         num_ranks=2,
         micro_batch_tokens=60,
     ),
-    "penalty off the reward": Case(
+    "penalties off the reward": Case(
         algorithm(
             advantage="leave_one_out",
             aggregation="fixed_length",
             length_budget=9,
+            overlong=OverlongConfig(mode="shape", max_length=9, cache_length=6),
             kl=KlConfig(coef=0.05, estimator="k2", placement="reward"),
         ),
         zero_stage=1,
@@ -214,6 +221,10 @@ def fixed_parts(model, first, batch: TrainingBatch, algorithm: AlgorithmConfig):
                 for policy, anchor in zip(proximal, reference, strict=True)
             ]
             penalties[place] = algorithm.kl.coef * sum(estimates)
+        if algorithm.overlong.mode == "shape":
+            length, longest = len(behaviour), algorithm.overlong.max_length
+            cache = algorithm.overlong.cache_length
+            penalties[place] += min(max((length - (longest - cache)) / cache, 0.0), 1.0)
     less = [
         replace(sample, reward=sample.reward - penalty)
         for sample, penalty in zip(batch.samples, penalties, strict=True)
@@ -245,5 +256,7 @@ def test_ranks_train_the_objective_as_its_written_formula_does(name, model, tmp_
     if case.algorithm.kl.off_the_reward:
         # The first step begins with the reference's own weights, but for rounding.
         assert abs(first["kl_penalty_mean"]) < 1e-6 < second["kl_penalty_mean"]
+    if case.algorithm.overlong.mode == "shape":
+        assert 0 < first["overlong_penalty_mean"] < 1
     if case.algorithm.correction.veto:
         assert 0 < second["rejected_token_fraction"] < 1
