@@ -180,9 +180,10 @@ class _Reader:
             case act.SubmitRequest():
                 self._submitted_s[action.request] = time_s
             case act.EndTrajectory():
-                if life := self._alive.pop(action.trajectory, None):
-                    life.ended_s, life.ending, life.reason = (time_s, action.ending, action.reason)
-                    self._count(life, time_s)
+                if action.trajectory in self._alive:
+                    ended = self._alive.pop(action.trajectory)
+                    ended.ended_s, ended.ending, ended.reason = time_s, action.ending, action.reason
+                    self._count(ended, time_s)
                 if action.ending is Ending.EXPIRED and self._decision is not None:
                     self._decision.num_expired += 1
             case act.Park():

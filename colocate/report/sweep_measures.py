@@ -145,7 +145,7 @@ def reward_after(job: SweepJob, num_trajectories: int) -> float | None:
     counts = trained_by_step(job)
     if not counts or counts[-1] < num_trajectories:
         return None
-    rewards = [
+    rewards: list[float] = [
         row["reward_mean"]
         for row, count in zip(job.metrics, counts, strict=True)
         if count <= num_trajectories
