@@ -1,4 +1,4 @@
-"""What earlier tries at a multirun left in its folder: done jobs stay, unfinished ones make room."""
+"""What earlier tries at a multirun left: done jobs stay, unfinished ones make room."""
 
 from __future__ import annotations
 
