@@ -28,6 +28,7 @@ def _refuse_bool(value: object) -> object:
 
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_refuse_bool)]
 SleepLevel = Annotated[Literal["auto", 0, "kv", 1, 2], BeforeValidator(_refuse_bool)]
+Packing = Literal["auto"] | bool
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -150,7 +151,15 @@ class TrainerConfig(Section):
     )
     num_ranks: PositiveInt = Field(1, description="Processes that train, one a device.")
     micro_batch_tokens: PositiveInt = Field(
-        4096, description="Padded tokens in one forward and backward pass of one rank."
+        4096,
+        description="Tokens in one forward and backward pass of one rank, padding included; more "
+        "only where a single trajectory has more.",
+    )
+    packing: Packing = Field(
+        "auto",
+        description="Trajectories of a micro-batch lie end to end, without padding, and attention "
+        "is cut between them. `auto`: with the architectures that are known to score them so as "
+        "alone, else they are padded; `true`: others are refused; `false`: always padded.",
     )
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps per training step.")
     learning_rate: PositiveFloat = Field(1e-6, description="After warm-up.")

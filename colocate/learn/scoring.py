@@ -24,11 +24,13 @@ class TokenScorer(nn.Module):
     Args:
         model: A Hugging Face causal language model.
         temperature: Logits are divided by it, as the engine did before it sampled.
+        packed: The model computes ``packed_attention``, and so can score packed micro-batches.
     """
 
-    def __init__(self, model: nn.Module, *, temperature: float) -> None:
+    def __init__(self, model: nn.Module, *, temperature: float, packed: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.packed = packed
         self._temperature = temperature
         self._wanted: tuple[Tensor, Tensor] | None = None
         head = model.get_output_embeddings()  # type: ignore[operator]
@@ -52,9 +54,16 @@ class TokenScorer(nn.Module):
         Both are (N,), in nats. The entropy is None unless asked for, and outside of the graph
         unless ``entropy_grad``. ``temperature`` stands for the scorer's own in this call.
         """
+        if batch.runs is not None and not self.packed:
+            raise ValueError("a packed micro-batch came to a model that reads padded ones only")
         self._wanted = (batch.batch_index, batch.positions)
         try:
-            output = self.model(input_ids=batch.token_ids, use_cache=False)
+            output = self.model(
+                input_ids=batch.token_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                **({} if batch.runs is None else {"packed_runs": batch.runs}),
+            )
         finally:
             self._wanted = None
         return token_logprobs(
