@@ -161,6 +161,11 @@ class TrainerConfig(Section):
         "is cut between them. `auto`: with the architectures that are known to score them so as "
         "alone, else they are padded; `true`: others are refused; `false`: always padded.",
     )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="The backward pass computes each layer's activations again, of which the "
+        "forward pass keeps only the input: much less memory, for about a third more work.",
+    )
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps per training step.")
     learning_rate: PositiveFloat = Field(1e-6, description="After warm-up.")
     warmup_steps: NonNegativeInt = Field(0, description="Training steps of linear warm-up.")

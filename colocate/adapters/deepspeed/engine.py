@@ -18,6 +18,7 @@ from colocate.config import TrainerConfig
 from colocate.learn.batches import MicroBatch
 from colocate.learn.packed_attention import PACKED_ATTENTION
 from colocate.learn.packing import decide_packing
+from colocate.learn.recomputation import recompute_layers
 from colocate.learn.scoring import TokenScorer
 
 REDUCE_BUCKET_ELEMENTS = 2**26
@@ -92,7 +93,9 @@ def load_scorer(
         dtype=getattr(torch, dtype),
         attn_implementation=PACKED_ATTENTION if packed else "sdpa",
     )
-    return TokenScorer(model, temperature=temperature, packed=packed).to(device).eval()
+    if trainer.gradient_checkpointing:
+        recompute_layers(model)
+    return TokenScorer(model.to(device).eval(), temperature=temperature, packed=packed)
 
 
 class TrainingEngine:
