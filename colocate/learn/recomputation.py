@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
@@ -35,5 +35,10 @@ def recompute_layers(model: nn.Module) -> None:
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **options)
-    # No random numbers are drawn in evaluation mode, so there is no state to restore.
-    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+    # A layer is computed again to its end, and not by an exception to where it is enough: ZeRO 3
+    # lets go of a module's weights in a hook after its forward pass. In evaluation mode no random
+    # numbers are drawn, so there is no state of theirs to restore.
+    with set_checkpoint_early_stop(False):
+        return checkpoint(
+            forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options
+        )
