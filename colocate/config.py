@@ -28,7 +28,7 @@ def _refuse_bool(value: object) -> object:
 
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_refuse_bool)]
 SleepLevel = Annotated[Literal["auto", 0, "kv", 1, 2], BeforeValidator(_refuse_bool)]
-Packing = Literal["auto"] | bool
+Packing = Literal["auto", True, False]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 

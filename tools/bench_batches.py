@@ -29,22 +29,22 @@ from colocate.learn.scoring import MAX_CHUNK_ELEMENTS, TokenScorer
 from colocate.learn.token_scores import Wanted, score_logits_in_chunks
 
 CPU = torch.device("cpu")
-ROUNDS = 3
+ROUNDS = 2
 
 BATCHES = {
     "the quickstart's": (EmbeddedModelConfig(), (8, 32), 160, 8192),
     "longer, larger model": (
         EmbeddedModelConfig(
-            hidden_size=384, num_layers=4, intermediate_size=1024, num_attention_heads=6
+            hidden_size=256, num_layers=2, intermediate_size=768, num_attention_heads=4
         ),
-        (40, 600),
-        16,
-        2048,
+        (40, 400),
+        10,
+        1024,
     ),
 }
 """Model, shortest and longest row, rows, and tokens of a micro-batch."""
 
-VOCABULARY, WIDTH, POSITIONS = 50_000, 256, 2048
+VOCABULARY, WIDTH, POSITIONS = 50_000, 256, 1024
 """Of the output head whose memory is measured."""
 
 
