@@ -138,7 +138,7 @@ class RolloutConfig(Section):
     )
 
 
-DEFAULT_BUCKET_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
+DEFAULT_BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """On CPU each publication begins with fresh pages of shared memory, which the kernel takes far
 longer to find than to fill: few of them carry all the weights, bucket after bucket."""
 
@@ -184,7 +184,7 @@ class TrainerConfig(Section):
     publish_bucket_bytes: PositiveInt | None = Field(
         None,
         description="Weights are published in buckets of about this size; null: 256 MiB on GPUs, "
-        "32 MiB on CPU, where two exist at a time.",
+        "16 MiB on CPU, where two exist at a time.",
     )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
