@@ -258,8 +258,7 @@ class KlConfig(Section):
 
 
 class OverlongConfig(Section):
-    """What becomes of trajectories that end because their last turn came to no stop, because they
-    have had their turns, or because their context is full (truncated), or that nearly do."""
+    """What becomes of trajectories that run out of tokens or turns (truncated), or nearly do."""
 
     mode: Literal["keep", "mask", "shape"] = Field(
         "keep",
