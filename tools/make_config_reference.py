@@ -76,7 +76,8 @@ def _values(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_values(option) for option in schema["anyOf"])
     if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
+        words = [value if isinstance(value, str) else json.dumps(value) for value in schema["enum"]]
+        return ", ".join(f"`{word}`" for word in words)
     kind = schema.get("type", "any")
     words = {"null": "`null`", "string": "text", "object": "mapping", "array": "list"}
     bounds = [
