@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 ROUNDS = 2
 
 BATCHES = {
-    "the quickstart's": (EmbeddedModelConfig(), (8, 32), 160, 8192),
+    "the quickstart's model": (EmbeddedModelConfig(), (8, 32), 160, 8192),
     "longer, larger model": (
         EmbeddedModelConfig(
             hidden_size=256, num_layers=2, intermediate_size=768, num_attention_heads=4
