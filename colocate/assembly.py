@@ -67,6 +67,9 @@ def core_settings(config: RunConfig) -> Settings:
         mask_truncated=config.algorithm.overlong.mode == "mask",
         sleep=str(config.inference.sleep),  # type: ignore[arg-type]  # one of its literals
         verify_every=config.inference.verify_every,
+        mismatch_warn=config.inference.warns_of_mismatch_above(
+            config.model.dtype, config.trainer.dtype or config.model.dtype
+        ),
         margin_bytes=config.memory.margin_bytes,
         # Two exist at a time: one is packed while the other is loaded.
         bucket_bytes=2 * config.trainer.bucket_bytes(resolve_device(config.device, os.environ)),
@@ -156,6 +159,7 @@ def make_ports(
         dtype=config.trainer.dtype or config.model.dtype,
         publish_dtype=config.model.dtype,
         temperature=config.rollout.temperature,
+        fp32_head=config.inference.fp32_head,
         steps=config.steps,
         seed=config.seed,
         device=place.device,

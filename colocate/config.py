@@ -74,6 +74,11 @@ class DataConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
 
 
+DEFAULT_MISMATCH_WARN = {"float32": 1e-3, "bfloat16": 0.05}
+"""Mean absolute difference of log-probabilities, in nats: several times what was measured of
+engines that are right (``docs/algorithms.md``), and little beside a clip range of 0.2."""
+
+
 class InferenceConfig(Section):
     num_engines: PositiveInt = Field(1, description="Engines side by side.")
     tensor_parallel_size: PositiveInt = Field(1, description="Devices that share one engine.")
@@ -100,11 +105,33 @@ class InferenceConfig(Section):
         description="The difference between them that passes: in float32 the largest (null: "
         "0.001), in bfloat16 the mean (null: 0.25).",
     )
+    fp32_head: bool = Field(
+        False,
+        description="Engine and trainer compute the output head of a bfloat16 model in float32: "
+        "neither then rounds its logits.",
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="The engine's kernels give a sequence the same log-probabilities whatever "
+        "else is in its batch; slower. GPUs of compute capability 9.0 or more.",
+    )
+    mismatch_warn: PositiveFloat | None = Field(
+        None,
+        description="A training step whose mean absolute difference between the engine's and the "
+        "trainer's log-probabilities, on the same weights, is larger brings a warning, once a run; "
+        "null: 0.001 in float32, 0.05 in bfloat16.",
+    )
     engine_args: dict[str, Any] = Field(
         default_factory=dict,
         description="Further keyword arguments of vLLM's AsyncEngineArgs. What colocate sets "
         "itself is refused.",
     )
+
+    def warns_of_mismatch_above(self, *dtypes: str) -> float:
+        """``mismatch_warn``, or the default of the coarsest type that a forward pass is in."""
+        if self.mismatch_warn is not None:
+            return self.mismatch_warn
+        return max(DEFAULT_MISMATCH_WARN[dtype] for dtype in dtypes)
 
 
 class RolloutConfig(Section):

@@ -196,6 +196,8 @@ class Recorder:
             tokens_generated=books.tokens["generated"],
             tokens_trained=books.tokens["trained"],
             tokens_carried=books.tokens["carried"],
+            mismatch=books.mismatch.last_mean_abs,
+            warnings=tuple(books.warnings),
             memory=self._memory,
             eta_s=self._eta_s(time_s, scheduler),
         )

@@ -6,11 +6,11 @@ The scheduler enters; ``summary`` is the part of ``summary.json`` that follows f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from colocate.core import staleness
+from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
 from colocate.core.types import Ending, Span, Version
 
@@ -40,9 +40,7 @@ class Books:
     busy_s: float = 0.0
     hidden_s: float = 0.0
     rewards: list[float] = field(default_factory=list)
-    mismatch_max: float | None = None
-    mismatch_sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    mismatch_steps: int = 0
+    mismatch: MismatchBook = field(default_factory=MismatchBook)
     phase_s: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     _swap_windows: list[tuple[float, float | None]] = field(default_factory=list)
 
@@ -100,21 +98,10 @@ class Books:
             self.tokens["trained"] += span.length
         self.rewards.append(reward)
 
-    def compare_engines(self, metrics: Mapping[str, float]) -> None:
-        """Takes in a step's mismatch, where any of its tokens came from the trained weights."""
-        largest = metrics.get("mismatch_max_abs_logprob_diff")
-        if largest is None:
-            return
-        self.mismatch_steps += 1
-        self.mismatch_max = max(largest, self.mismatch_max or 0.0)
-        for name in ("mean_abs_logprob_diff", "k3_kl"):
-            self.mismatch_sums[name] += metrics[f"mismatch_{name}"]
-
     def summary(self, num_resident: int) -> dict[str, Any]:
         """The keys of ``summary.json`` that the books know, in its own shape."""
         num_trained = sum(self.lags.values())
         mean_lag = sum(k * n for k, n in self.lags.items()) / num_trained if num_trained else None
-        share = 1 / self.mismatch_steps if self.mismatch_steps else None
         return {
             "steps": self.steps,
             "swaps": self.swaps,
@@ -157,12 +144,5 @@ class Books:
                 "last": self.rewards[-1] if self.rewards else None,
                 "best": max(self.rewards, default=None),
             },
-            "mismatch": {
-                "mean_abs_logprob_diff": self._mean_mismatch("mean_abs_logprob_diff", share),
-                "max_abs_logprob_diff": self.mismatch_max,
-                "k3_kl": self._mean_mismatch("k3_kl", share),
-            },
+            "mismatch": self.mismatch.summary(),
         }
-
-    def _mean_mismatch(self, name: str, share: float | None) -> float | None:
-        return None if share is None else self.mismatch_sums[name] * share

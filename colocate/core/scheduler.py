@@ -50,6 +50,7 @@ from colocate.core.events import (
     TurnReady,
 )
 from colocate.core.loss_cap import LossCap
+from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
 from colocate.core.settings import Settings
 from colocate.core.swap import Swapper
@@ -78,7 +79,9 @@ class Scheduler:
             max_staleness=settings.max_staleness,
             redundant_per_group=settings.redundant_per_group,
         )
-        self.books = Books(bound=settings.max_staleness)
+        self.books = Books(
+            bound=settings.max_staleness, mismatch=MismatchBook(settings.mismatch_warn)
+        )
         self.requests = RequestQueue(settings.max_requests)
         self.swapper = Swapper(settings, self.buffer, self.requests, self.books)
         self._loss_cap = LossCap(settings.max_filtered_fraction)

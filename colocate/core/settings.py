@@ -37,6 +37,7 @@ class Settings:
     bucket_bytes: int = 0
     remedy_after_s: float = 5.0
     verify_every: int = 0
+    mismatch_warn: float | None = None
     checkpoint_every_steps: int = 0
     start_timeout_s: float = 600.0
     phase_timeout_s: float = 300.0

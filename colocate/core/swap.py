@@ -22,6 +22,7 @@ from colocate.core.actions import (
     Train,
     WakeKv,
     WakeWeights,
+    Warn,
 )
 from colocate.core.admission import RequestQueue
 from colocate.core.books import Books
@@ -249,9 +250,7 @@ class Swapper:
             remedy = self.residency.remedy(self.phase, time_s)
             return [remedy or SampleMemory(at_s=time_s + MEMORY_POLL_S)]
         self._waits = False
-        warnings = self.residency.leave(self.phase, memory, time_s)
-        self._books.warnings += [warning.message for warning in warnings]
-        actions: list[Action] = [*warnings]
+        actions = self._warn(*self.residency.leave(self.phase, memory, time_s))
         if self.phase is Phase.KV_WAKING:
             actions += self._close_swap(time_s)
             if self.num_steps_left <= 0 and not self.is_stopping:
@@ -282,8 +281,9 @@ class Swapper:
         trained = self._buffer.acknowledge(lease, event.time_s)
         rewards = [t.reward for t in trained if t.reward is not None]
         self._books.train(lease.version, spans, sum(rewards) / len(rewards))
-        self._books.compare_engines(event.metrics)
         actions: list[Action] = []
+        if text := self._books.mismatch.observe(event.metrics, event.version):
+            actions += self._warn(Warn(message=text))
         for trajectory in trained:
             self._books.end(Ending.TRAINED, "", 0)
             actions.append(
@@ -306,6 +306,10 @@ class Swapper:
             *self._set_deadline(time_s, self._settings.training_timeout_s),
             Train(batch=lease.batch, version=lease.version, trajectories=lease.trajectories),
         ]
+
+    def _warn(self, *warnings: Warn) -> list[Action]:
+        self._books.warnings += [warning.message for warning in warnings]
+        return [*warnings]
 
     # Moving between phases
 

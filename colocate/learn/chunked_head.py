@@ -19,7 +19,23 @@ _FORWARD_INPUTS = 5
 """Arguments of ``_ChunkedScores.forward``, each of which has a gradient or None."""
 
 
-def head_scores(head: nn.Linear, hidden: Tensor, wanted: Wanted, *, max_elements: int) -> Tensor:
+def in_float32(head: nn.Linear, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What a head reads and holds, cast so that it computes in float32.
+
+    bfloat16 operands are exact in float32, and so are their products up to its rounding: the order
+    of summation is all that is left to differ from another implementation.
+    """
+    return hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float()
+
+
+def head_scores(
+    head: nn.Linear,
+    hidden: Tensor,
+    wanted: Wanted,
+    *,
+    max_elements: int,
+    fp32: bool = False,
+) -> Tensor:
     """Float32 scores (N, 1), log-probabilities; (N, 2), with entropies, where these are wanted.
 
     To be called within the head's own forward pass, where ZeRO 3 has its weight gathered.
@@ -27,12 +43,14 @@ def head_scores(head: nn.Linear, hidden: Tensor, wanted: Wanted, *, max_elements
     Args:
         hidden: (N, H), what the head reads at the wanted positions.
         max_elements: Of logits at a time, at most, unless a single position has more.
+        fp32: Compute logits in float32, whatever the type of the head.
     """
+    operands = in_float32(head, hidden) if fp32 else (hidden, head.weight, head.bias)
     if len(hidden) <= max(1, max_elements // head.out_features):
-        scores = score_logits(F.linear(hidden, head.weight, head.bias), wanted)
+        scores = score_logits(F.linear(*operands), wanted)
     else:
         apply: Any = _ChunkedScores.apply
-        scores = TokenScores(*apply(hidden, head.weight, head.bias, wanted, max_elements))
+        scores = TokenScores(*apply(*operands, wanted, max_elements))
     return torch.stack([each for each in scores if each is not None], dim=-1)
 
 

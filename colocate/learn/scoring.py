@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from colocate.learn.batches import MicroBatch
-from colocate.learn.chunked_head import head_scores, returns_what_its_head_makes
+from colocate.learn.chunked_head import (
+    head_scores,
+    in_float32,
+    returns_what_its_head_makes,
+)
 from colocate.learn.token_scores import Wanted, score_logits_in_chunks
 
 MAX_CHUNK_ELEMENTS = 2**25
@@ -26,13 +31,25 @@ class TokenScorer(nn.Module):
         model: A Hugging Face causal language model, on its device.
         temperature: Logits are divided by it, as the engine did before it sampled.
         packed: The model computes ``packed_attention``, and so can score packed micro-batches.
+        fp32_head: The output head computes in float32 from weights of any type, as the engine's
+            does with ``inference.fp32_head``. Weights stay what they are.
+
+    Raises:
+        TypeError: ``fp32_head`` of a model whose output head is no plain linear layer.
 
     Attributes:
         chunks_head: Whether logits are made a chunk at a time.
         max_chunk_elements: Of such a chunk.
     """
 
-    def __init__(self, model: nn.Module, *, temperature: float, packed: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float,
+        packed: bool = False,
+        fp32_head: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
         self.packed = packed
@@ -43,14 +60,27 @@ class TokenScorer(nn.Module):
         head = model.get_output_embeddings()  # type: ignore[operator]
         self.chunks_head = type(head) is nn.Linear and returns_what_its_head_makes(model, head)
         head.register_forward_pre_hook(self._narrow)
+        if fp32_head and type(head) is not nn.Linear:
+            raise TypeError(
+                f"inference.fp32_head needs an output head that is a plain linear layer, but the "
+                f"model's is {type(head).__name__}; set inference.fp32_head=false"
+            )
         if self.chunks_head:
 
             def forward(hidden: Tensor) -> Tensor:
                 assert self._wanted is not None
-                limit = self.max_chunk_elements
-                return head_scores(head, hidden[0], self._wanted, max_elements=limit).unsqueeze(0)
+                scores = head_scores(
+                    head,
+                    hidden[0],
+                    self._wanted,
+                    max_elements=self.max_chunk_elements,
+                    fp32=fp32_head,
+                )
+                return scores.unsqueeze(0)
 
             head.forward = forward
+        elif fp32_head:
+            head.forward = lambda hidden: F.linear(*in_float32(head, hidden))
 
     def _narrow(self, head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
         assert self._places is not None

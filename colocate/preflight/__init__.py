@@ -20,6 +20,7 @@ from colocate.preflight import (
     learning,
     machine,
     memory,
+    mismatch,
     trainer,
 )
 from colocate.preflight.table import RULES, Rule
@@ -36,6 +37,7 @@ __all__ = [
     "learning",
     "machine",
     "memory",
+    "mismatch",
     "trainer",
     "validate",
 ]

@@ -96,18 +96,22 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """One line for each training step, and one a minute where a step takes longer."""
+    """One line for each training step and each warning; one a minute where a step takes longer."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
         self._title = title
         self._step = 0
         self._said_s = 0.0
+        self._num_warnings = 0
 
     def starting(self, what: str) -> None:
         self._say(f"{self._title}: {what}")
 
     def update(self, snapshot: RunSnapshot) -> None:
+        for warning in snapshot.warnings[self._num_warnings :]:
+            self._say(f"Warning: {warning}")
+        self._num_warnings = len(snapshot.warnings)
         if snapshot.step != self._step:
             self._step = snapshot.step
             line = step_line(snapshot)
@@ -170,6 +174,8 @@ def step_line(snapshot: RunSnapshot) -> str:
         parts.append(f"reward {snapshot.reward:.3f}")
     if snapshot.staleness:
         parts.append(f"staleness up to {max(snapshot.staleness)}")
+    if snapshot.mismatch is not None:
+        parts.append(f"mismatch {snapshot.mismatch:.1e}")
     parts += [
         f"{snapshot.num_swaps} swaps",
         f"{count(snapshot.endings.get('trained', 0))} trained",

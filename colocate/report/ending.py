@@ -112,6 +112,8 @@ def run_facts(summary: Mapping[str, Any], run_dir: Path) -> Iterable[tuple[str, 
         f"{carried} crossed a swap unfinished, with {counted(tokens['carried'], 'token')}",
     )
     yield "staleness", _staleness(summary["staleness"])
+    if summary["mismatch"]["mean_abs_logprob_diff"] is not None:
+        yield "mismatch", _mismatch(summary["mismatch"])
     yield (
         "tokens",
         f"{count(tokens['generated'])} generated, {count(tokens['trained'])} trained, "
@@ -183,4 +185,14 @@ def _staleness(staleness: Mapping[str, Any]) -> str:
     return (
         f"{fresh} of the trained tokens were fresh; the oldest lagged by "
         f"{staleness['max_trained_lag']} (bound {staleness['bound']})"
+    )
+
+
+def _mismatch(mismatch: Mapping[str, Any]) -> str:
+    mean, largest = mismatch["mean_abs_logprob_diff"], mismatch["max_abs_logprob_diff"]
+    engine, trainer = mismatch["engine_perplexity"], mismatch["trainer_perplexity"]
+    return (
+        f"on the same weights, log-probabilities of vLLM and DeepSpeed differ by {mean:.1e} in the "
+        f"mean, {largest:.1e} at most; perplexity {engine:.4g} and {trainer:.4g}, k3 KL "
+        f"{mismatch['k3_kl']:.1e}, effective sample size {share(mismatch['ess'], 1.0)}"
     )

@@ -114,7 +114,11 @@ def _rows(
             glyphs,
         ),
     )
+    if snapshot.mismatch is not None:
+        yield "mismatch", _mismatch(snapshot.mismatch)
     yield "memory", _memory(snapshot, glyphs, room)
+    if snapshot.warnings:
+        yield "warning", Text(snapshot.warnings[-1], style="yellow")
 
 
 def _style(owner: Owner) -> str:
@@ -215,6 +219,11 @@ def _staleness(snapshot: RunSnapshot, glyphs: Glyphs) -> Text:
     ]
     words = _items(lags, glyphs)
     return words.append(f"  (at most {snapshot.max_staleness} allowed)", style="dim")
+
+
+def _mismatch(mean_abs: float) -> Text:
+    words = Text(f"{mean_abs:.1e}", style="bold")
+    return words.append("  between vLLM's and DeepSpeed's log-probabilities", style="dim")
 
 
 def _memory(snapshot: RunSnapshot, glyphs: Glyphs, room: int) -> Text:

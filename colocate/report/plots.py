@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -44,7 +45,8 @@ class Plot:
 def write_plots(run: RunFiles, *, optimum: float | None = None) -> dict[str, Plot]:
     """Draws what the run's files allow, and returns the pictures by name.
 
-    A run that trained nothing has no picture of rewards and staleness.
+    A run that trained nothing has no picture of rewards and staleness, and one that trained no
+    token of a step's own weights none of mismatch.
 
     Args:
         run: As ``read_run`` found it.
@@ -84,7 +86,8 @@ def _figures(run: RunFiles, optimum: float | None) -> dict[str, tuple[Figure, st
                 _staleness(run.metrics, run.summary["staleness"]),
                 "Lag of trained tokens by training step, and their histogram",
             )
-        if mismatch := _mismatch(run.metrics):
+        warn_above = run.summary["mismatch"].get("warn_above") if run.summary else None
+        if mismatch := _mismatch(run.metrics, warn_above):
             figures["mismatch"] = (
                 mismatch,
                 "Log-probabilities of the engine against the trainer's, by training step",
@@ -159,31 +162,43 @@ def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any
     return figure
 
 
-def _mismatch(metrics: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """None where no step trained tokens of its own version, or all agree to the last bit."""
-    names = {
-        "mismatch_max_abs_logprob_diff": "largest |difference|",
-        "mismatch_mean_abs_logprob_diff": "mean |difference|",
-        "mismatch_k3_kl": "KL (k3 estimate)",
-    }
-    figure, (axes,) = new_figure(3.2)
-    is_empty = True
-    for (name, label), colour in zip(names.items(), (FAINT, SERIES[0], SERIES[1]), strict=True):
-        # A logarithmic axis has no place for zero.
-        points = [(row["step"], row[name]) for row in metrics if row.get(name, 0.0) > 0]
-        if points:
-            is_empty = False
-            axes.plot(*zip(*points, strict=True), color=colour, label=label, marker=".")
-    if is_empty:
+def _mismatch(metrics: Sequence[Mapping[str, Any]], warn_above: float | None) -> Figure | None:
+    """On the left what the warning is about, on the right what weights suffer from it.
+
+    None where no step trained tokens of its own version.
+    """
+    rows = [row for row in metrics if row.get("mismatch_num_tokens")]
+    if not rows:
         return None
-    axes.set_yscale("log")
-    axes.set(
-        xlabel="training step",
-        ylabel="nats per token, log scale",
-        title="Mismatch: trainer against engine, on the same weights",
+    steps = [row["step"] for row in rows]
+    figure, (differences, ratios) = new_figure(3.4, width_ratios=(1, 1))
+    for name, label, colour in (
+        ("mismatch_max_abs_logprob_diff", "largest of a step", FAINT),
+        ("mismatch_mean_abs_logprob_diff", "mean", SERIES[0]),
+        ("mismatch_k3_kl", "KL (k3 estimate)", SERIES[1]),
+    ):
+        # An agreement to the last bit has no place on a logarithmic axis.
+        values = [row[name] if row[name] > 0 else np.nan for row in rows]
+        differences.plot(steps, values, color=colour, marker=".", label=label)
+    if warn_above is not None:
+        differences.axhline(
+            warn_above, color=ACCENT, linewidth=1, linestyle="--", label="warns above (mean)"
+        )
+    differences.set_yscale("log")
+    differences.set(xlabel="training step", ylabel="nats", title="Engine against trainer")
+    lowest = [row["mismatch_ratio_min"] for row in rows]
+    highest = [row["mismatch_ratio_max"] for row in rows]
+    ratios.fill_between(
+        steps, lowest, highest, color=FAINT, alpha=0.35, label="ratio, least to largest"
     )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=9)
+    sizes = [row["mismatch_ess"] for row in rows]
+    ratios.plot(steps, sizes, color=SERIES[0], marker=".", label="effective sample size")
+    ratios.set(xlabel="training step", title="Importance weights, same weights")
+    for axes in (differences, ratios):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(
+            frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=9
+        )
     return figure
 
 

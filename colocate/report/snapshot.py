@@ -30,6 +30,9 @@ class RunSnapshot:
         tokens_generated: Since the run began; so are the next two.
         tokens_trained: Those that a training step trained on.
         tokens_carried: Those of partial trajectories that crossed a swap.
+        mismatch: Mean absolute difference between the engine's and the trainer's log-probabilities
+            in the last training step that compared any; ``None`` before.
+        warnings: Since the run began, the oldest first.
         memory: The last reading.
         eta_s: Seconds that the run will take from now; ``None`` where nothing is known yet.
     """
@@ -49,5 +52,7 @@ class RunSnapshot:
     tokens_generated: int = 0
     tokens_trained: int = 0
     tokens_carried: int = 0
+    mismatch: float | None = None
+    warnings: tuple[str, ...] = ()
     memory: MemorySample | None = None
     eta_s: float | None = None

@@ -101,6 +101,7 @@ class World:
         self.engine_leak = 0
         self.trainer_leak = 0
         self.ineffective: set[type[act.Action]] = set()
+        self.metrics: dict[str, float] = {}
         self.scheduler = Scheduler(settings)
         self.auditor = Auditor()
         self.actors: dict[TrajectoryId, Actor] = {}
@@ -269,6 +270,7 @@ class World:
                 version=Version(action.version + 1),
                 digests=tuple(a.content for a in actors),
                 num_tokens=sum(s.length for a in actors for s in a.spans),
+                metrics=self.metrics,
                 memory=self.memory(),
                 peak=peak,
             )

@@ -37,3 +37,10 @@ def test_an_engine_sees_only_the_gpus_it_is_given() -> None:
     some = engine_platform("cuda", CONFIG, None, ("GPU-a", "GPU-b")).environment
     assert some["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
     assert "CUDA_VISIBLE_DEVICES" not in engine_platform("cuda", CONFIG, None).environment
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_configuration_decides_on_batch_invariance_whatever_a_shell_says(wanted: bool) -> None:
+    config = CONFIG.model_copy(update={"batch_invariant": wanted})
+    environment = engine_platform("cuda", config, None).environment
+    assert environment["VLLM_BATCH_INVARIANT"] == str(int(wanted))

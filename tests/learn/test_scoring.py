@@ -102,6 +102,50 @@ def test_the_output_head_sees_only_the_wanted_positions(model):
     assert row.num_tokens < row.length
 
 
+def rounded_to_bfloat16(model) -> Qwen3ForCausalLM:
+    return copy.deepcopy(model).to(torch.bfloat16)
+
+
+def test_a_float32_head_scores_as_float64_does_from_the_same_hidden_states(model):
+    half = rounded_to_bfloat16(model)
+    scorer = TokenScorer(half, temperature=TEMPERATURE, fp32_head=True)
+    row = a_row(30, seed=8)
+    hidden = []
+    half.lm_head.register_forward_hook(lambda head, args, out: hidden.append(args[0]))
+    found, _ = scorer(collate([row], device=CPU), with_entropy=False)
+    logits = hidden[0][0].double() @ half.lm_head.weight.double().T / TEMPERATURE
+    expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row.targets)[:, None])[:, 0]
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    rounded, _ = TokenScorer(rounded_to_bfloat16(model), temperature=TEMPERATURE)(
+        collate([row], device=CPU), with_entropy=False
+    )
+    assert (rounded.double() - expected).abs().max() > 1e-3
+
+
+def test_a_float32_head_gives_its_bfloat16_weights_their_gradient(model):
+    """As near to the float64 gradient as its rounding to bfloat16 allows."""
+    batch = collate([a_row(20, seed=9)], device=CPU)
+    half = rounded_to_bfloat16(model)
+    scorer = TokenScorer(half, temperature=TEMPERATURE, fp32_head=True)
+    scorer(batch, with_entropy=False)[0].sum().backward()
+    exact = copy.deepcopy(half).double()
+    exact.zero_grad()
+    TokenScorer(exact, temperature=TEMPERATURE)(batch, with_entropy=False)[0].sum().backward()
+    found, expected = half.lm_head.weight.grad, exact.lm_head.weight.grad
+    assert found.dtype == torch.bfloat16
+    difference = (found.double() - expected).norm() / expected.norm()
+    assert difference < 0.05
+
+
+def test_a_head_that_is_no_linear_layer_is_refused_by_name():
+    class Other(torch.nn.Module):
+        def get_output_embeddings(self):
+            return torch.nn.Embedding(3, 4)
+
+    with pytest.raises(TypeError, match="is Embedding; set inference"):
+        TokenScorer(Other(), temperature=1.0, fp32_head=True)
+
+
 def test_what_follows_the_last_sampled_token_gets_no_gradient(model):
     """The last token is only ever a target, and tokens after a position are unseen by it."""
     scorer = TokenScorer(copy.deepcopy(model), temperature=TEMPERATURE)

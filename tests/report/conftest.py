@@ -17,6 +17,17 @@ from colocate.report.trace import TraceWriter
 
 NUM_STEPS = 12
 
+MISMATCH = {
+    "mismatch_num_tokens": 345.0,
+    "mismatch_mean_abs_logprob_diff": 1e-6,
+    "mismatch_max_abs_logprob_diff": 1e-5,
+    "mismatch_k3_kl": 0.0,
+    "mismatch_ess": 1.0,
+    "mismatch_ratio_min": 0.99999,
+    "mismatch_ratio_max": 1.00001,
+}
+"""A step's, as far as pictures show it."""
+
 
 @pytest.fixture
 def make_snapshot() -> Callable[..., RunSnapshot]:
@@ -97,7 +108,20 @@ def summary() -> dict[str, Any]:
             "ledger": MemoryLedger().table(),
         },
         "warnings": [],
-        "mismatch": {"mean_abs_logprob_diff": 1e-6, "max_abs_logprob_diff": 1e-5, "k3_kl": 0.0},
+        "mismatch": {
+            "mean_abs_logprob_diff": 1e-6,
+            "max_abs_logprob_diff": 1e-5,
+            "k3_kl": 0.0,
+            "ess": 1.0,
+            "ratio_mean": 1.0,
+            "ratio_min": 0.99999,
+            "ratio_max": 1.00001,
+            "trainer_perplexity": 3.25004,
+            "engine_perplexity": 3.25001,
+            "num_tokens": 4140,
+            "num_steps": 12,
+            "warn_above": 1e-3,
+        },
         "versions": {"trainer": NUM_STEPS, "engine": NUM_STEPS},
     }
 
@@ -114,7 +138,13 @@ def run_dir(tmp_path: Path, summary: dict[str, Any]) -> Path:
                 trace.memory(time_s, MemorySample(used=5, total=9, tenants={"engine": 3}))
                 time_s += 0.5
             metrics.write(
-                {"step": step + 1, "reward_mean": 0.05 * step, "lag_mean": 0.1, "lag_max": 1.0}
+                {
+                    "step": step + 1,
+                    "reward_mean": 0.05 * step,
+                    "lag_mean": 0.1,
+                    "lag_max": 1.0,
+                    **(MISMATCH if step else {}),
+                }
             )
     metrics.close()
     return tmp_path

@@ -201,6 +201,32 @@ def test_plain_lines_come_once_a_step_and_once_a_minute_between(
     assert "\x1b" not in screen.text
 
 
+def test_plain_lines_tell_each_warning_once_and_the_mismatch_of_each_step(
+    make_snapshot: MakeSnapshot,
+) -> None:
+    screen = Screen(40, terminal=False)
+    display = make_display("plain", title="run", console=screen.console)
+    warnings = ("memory grows", "engines disagree")
+    for step, number in ((1, 0), (2, 1), (2, 1), (3, 2), (4, 2)):
+        display.update(make_snapshot(step=step, mismatch=2.5e-4, warnings=warnings[:number]))
+    lines = screen.text.splitlines()
+    assert [line for line in lines if line.startswith("Warning")] == [
+        "Warning: memory grows",
+        "Warning: engines disagree",
+    ]
+    steps = [line for line in lines if line.startswith("step")]
+    assert len(steps) == 4
+    assert all("staleness up to 1, mismatch 2.5e-04, 37 swaps" in line for line in steps)
+
+
+def test_the_panel_shows_the_mismatch_and_the_last_warning(make_snapshot: MakeSnapshot) -> None:
+    text = panel(make_snapshot(mismatch=2.5e-4, warnings=("first", "second")), Screen(80))
+    assert "2.5e-04" in text
+    assert "second" in text
+    assert "first" not in text
+    assert "mismatch" not in panel(make_snapshot(), Screen(80))
+
+
 def test_a_dumb_terminal_gets_plain_lines() -> None:
     dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
     assert isinstance(make_display("auto", title="run", console=dumb), PlainDisplay)

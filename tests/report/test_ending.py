@@ -125,3 +125,18 @@ def test_the_ending_fits_the_terminal(summary: dict[str, Any], run_dir: Path, wi
     lines = shown(summary, run_dir, width).splitlines()
     assert max(map(len, lines)) <= width
     assert shown(summary, run_dir, width).isascii()
+
+
+def test_the_mismatch_is_told_with_its_figures(summary: dict[str, Any], run_dir: Path) -> None:
+    text = shown(summary, run_dir, width=400)
+    assert (
+        "differ by 1.0e-06 in the mean, 1.0e-05 at most; perplexity 3.25 and 3.25, k3 KL 0.0e+00, "
+        "effective sample size 100%"
+    ) in text
+
+
+def test_a_run_that_compared_no_token_says_nothing_of_a_mismatch(
+    summary: dict[str, Any], run_dir: Path
+) -> None:
+    nothing = dict.fromkeys(summary["mismatch"])
+    assert "mismatch" not in shown({**summary, "mismatch": nothing}, run_dir)

@@ -25,7 +25,7 @@ def drawn(run_dir: Path) -> set[str]:
     return set(write_plots(read_run(run_dir)))
 
 
-WHOLE = {"reward", "phases", "timeline", "staleness"}
+WHOLE = {"reward", "phases", "timeline", "staleness", "mismatch"}
 
 
 def test_a_run_has_its_pictures(run_dir: Path) -> None:

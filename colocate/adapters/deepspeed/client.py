@@ -33,6 +33,7 @@ class DeepSpeedTrainer:
         dtype: ``"float32"`` or ``"bfloat16"``.
         publish_dtype: What parameters are cast to for the engine; None: nothing else.
         temperature: Of the rollout's sampling; log-probabilities are of logits divided by it.
+        fp32_head: The output head computes in float32, as the engine's does.
         steps: Training steps of the whole run, over which the learning rate is scheduled.
         device: ``"cpu"`` or ``"cuda"``.
         log_dir: Where each rank's output goes.
@@ -55,6 +56,7 @@ class DeepSpeedTrainer:
         dtype: str,
         publish_dtype: str | None = None,
         temperature: float,
+        fp32_head: bool = False,
         steps: int,
         seed: int,
         device: str,
@@ -78,6 +80,7 @@ class DeepSpeedTrainer:
         self._dtype = dtype
         self._publish_dtype = publish_dtype or dtype
         self._temperature = temperature
+        self._fp32_head = fp32_head
         self._steps = steps
         self._seed = seed
         self._device = device
@@ -114,6 +117,7 @@ class DeepSpeedTrainer:
             dtype=self._dtype,
             publish_dtype=self._publish_dtype,
             temperature=self._temperature,
+            fp32_head=self._fp32_head,
             steps=self._steps,
             seed=self._seed,
             device=self._device,

@@ -74,6 +74,7 @@ def load_scorer(
     *,
     dtype: str,
     temperature: float,
+    fp32_head: bool = False,
     device: torch.device,
 ) -> TokenScorer:
     """The model of a Hugging Face folder, in evaluation mode.
@@ -95,7 +96,9 @@ def load_scorer(
     )
     if trainer.gradient_checkpointing:
         recompute_layers(model)
-    return TokenScorer(model.to(device).eval(), temperature=temperature, packed=packed)
+    return TokenScorer(
+        model.to(device).eval(), temperature=temperature, packed=packed, fp32_head=fp32_head
+    )
 
 
 class TrainingEngine:

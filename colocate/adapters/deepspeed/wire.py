@@ -52,6 +52,7 @@ class Setup(Message, frozen=True, kw_only=True):
     dtype: str
     publish_dtype: str
     temperature: float
+    fp32_head: bool
     steps: int
     seed: int
     device: str

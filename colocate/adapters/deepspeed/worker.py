@@ -45,6 +45,7 @@ class Worker:
                 self._trainer,
                 dtype=setup.dtype,
                 temperature=setup.temperature,
+                fp32_head=setup.fp32_head,
                 device=self._device,
             )
 

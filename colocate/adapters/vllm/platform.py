@@ -63,6 +63,8 @@ def engine_platform(
             engine_args={"enable_sleep_mode": True, "enforce_eager": config.enforce_eager},
             environment={
                 **_COMMON_ENVIRONMENT,
+                # Said either way: the configuration decides, not the environment of a shell.
+                "VLLM_BATCH_INVARIANT": str(int(config.batch_invariant)),
                 **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices is not None else {}),
             },
         )

@@ -64,6 +64,8 @@ def make_engine(
                 logprobs_mode="processed_logprobs",
                 max_logprobs=1,
                 generation_config="vllm",
+                # What vLLM takes from a model's configuration, and so can only be overridden there.
+                hf_overrides={"head_dtype": "float32"} if config.fp32_head else {},
                 weight_transfer_config=WeightTransferConfig(backend=TRANSFER_BACKEND),
                 worker_cls=platform.worker_cls,
                 logging_config=LoggingConfig(configure_logging=False),
