@@ -244,11 +244,8 @@ class KlConfig(Section):
 
 
 class OverlongConfig(Section):
-    """What becomes of trajectories that are truncated, and of those that are nearly so.
-
-    A trajectory is truncated that ends because its last turn came to no stop, because it has had
-    its turns, or because its context is full.
-    """
+    """What becomes of trajectories that end because their last turn came to no stop, because they
+    have had their turns, or because their context is full (truncated), or that nearly do."""
 
     mode: Literal["keep", "mask", "shape"] = Field(
         "keep",
