@@ -128,7 +128,8 @@ class TrainingSample:
     and observation tokens in order. ``loss_mask`` is 1 exactly where the token was sampled;
     elsewhere ``logprobs`` is 0.0 and ``versions`` is -1, and neither is read. ``masked`` marks a
     trajectory that its environment called invalid: it is kept out of its group's statistics and
-    bears no gradient.
+    bears no gradient. ``origin`` is the batch that a replayed one was first trained in, and None
+    where it is trained for the first time.
     """
 
     trajectory: TrajectoryId
@@ -139,6 +140,7 @@ class TrainingSample:
     versions: Sequence[int]
     reward: float
     masked: bool = False
+    origin: BatchId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,11 +48,12 @@ from colocate.core.events import (
     TrajectoryLost,
     TurnReady,
 )
+from colocate.core.flat_groups import FlatGroupFilter
 from colocate.core.phases import ENDS, Phase
 from colocate.core.settings import Settings
 from colocate.core.swap import Swapper
 from colocate.core.trajectory import ProtocolError, State, Trajectory, Trigger
-from colocate.core.types import Ending, FinishReason, TrajectoryId
+from colocate.core.types import Ending, FinishReason, GroupId, TrajectoryId
 
 _OF_WORK = frozenset({TurnReady, RequestEnded, TrajectoryFinished, TrajectoryLost, BatchTrained})
 
@@ -79,6 +80,7 @@ class Scheduler:
         self._losses = LossMeter(
             window=settings.trajectories_per_step, max_fraction=settings.max_filtered_fraction
         )
+        self._flat_groups = FlatGroupFilter(settings, self.buffer, self.books)
         self._prompts: PromptStream | None = None
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             RunStarted: self._run_started,
@@ -302,13 +304,16 @@ class Scheduler:
         self._losses.keep()
         if not event.masked:
             self.buffer.finish(trajectory, event.reward, event.time_s)
-            return []
+            return self._group_may_be_complete(trajectory.group, event.time_s)
         self.buffer.mask(trajectory, event.time_s)
         reason = "its environment called it invalid"
         actions: list[Action] = [self._ended(trajectory, reason)]
         if all(m.state is State.ENDED for m in self.buffer.members(trajectory.group)):
             self.buffer.end_group(trajectory.group, Ending.MASKED, event.time_s)
-        return actions
+        return actions + self._group_may_be_complete(trajectory.group, event.time_s)
+
+    def _group_may_be_complete(self, group: GroupId, time_s: float) -> list[Action]:
+        return self._flat_groups.consider(group, self.swapper.trainer_version, time_s)
 
     def _trajectory_lost(self, event: TrajectoryLost) -> list[Action]:
         if event.ending not in (Ending.FILTERED, Ending.FAILED):

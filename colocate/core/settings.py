@@ -7,6 +7,9 @@ from typing import Literal
 
 from colocate.core import staleness
 
+DEFAULT_FLAT_BATCHES = 10
+"""Batches' worth of groups without variance that dynamic sampling gives up before it gives in."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -28,6 +31,13 @@ class Settings:
     max_inflight: int | None = None
     on_stale: Literal["expire", "restart"] = "expire"
     max_filtered_fraction: float = 0.5
+    replay_groups: int = 0
+    replay_min_std: float = 0.1
+    replay_min_mean: float = 0.5
+    replay_max_staleness: int = 4
+    replay_max_uses: int = 1
+    dynamic_sampling: bool = False
+    dynamic_sampling_max_groups: int | None = None
     sleep: Literal["auto", "0", "kv", "1", "2"] = "auto"
     margin_bytes: int = 0
     bucket_bytes: int = 0
@@ -50,6 +60,8 @@ class Settings:
             )
         if self.policy == "timed" and self.period_s is None:
             raise ValueError("policy 'timed' needs period_s")
+        if self.dynamic_sampling and self.replay_groups:
+            raise ValueError("dynamic_sampling and replay_groups exclude each other")
 
     @property
     def trajectories_per_step(self) -> int:
@@ -61,6 +73,13 @@ class Settings:
         if self.policy == "drain":
             return self.swap_interval * self.trajectories_per_step
         return staleness.max_resident(self.max_staleness, self.trajectories_per_step)
+
+    @property
+    def max_flat_groups(self) -> int:
+        """Groups without variance that dynamic sampling gives up for one step."""
+        if self.dynamic_sampling_max_groups is not None:
+            return self.dynamic_sampling_max_groups
+        return DEFAULT_FLAT_BATCHES * self.groups_per_step
 
     @property
     def max_requests(self) -> int:

@@ -36,6 +36,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     versions: bytes
     reward: float
     masked: bool
+    origin: int | None
 
 
 class Setup(Message, frozen=True, kw_only=True):
@@ -273,6 +274,7 @@ def to_train(batch: TrainingBatch) -> Train:
                 versions=_pack("i", sample.versions),
                 reward=sample.reward,
                 masked=sample.masked,
+                origin=sample.origin,
             )
             for sample in batch.samples
         ],
@@ -293,6 +295,7 @@ def to_batch(train: Train) -> TrainingBatch:
                 versions=array("i", sample.versions),
                 reward=sample.reward,
                 masked=sample.masked,
+                origin=None if sample.origin is None else BatchId(sample.origin),
             )
             for sample in train.samples
         ],
