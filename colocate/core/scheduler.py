@@ -49,6 +49,7 @@ from colocate.core.events import (
     TrajectoryLost,
     TurnReady,
 )
+from colocate.core.flat_groups import FlatGroupFilter
 from colocate.core.loss_cap import LossCap
 from colocate.core.phases import ENDS, Phase
 from colocate.core.settings import Settings
@@ -82,6 +83,7 @@ class Scheduler:
         self.requests = RequestQueue(settings.max_requests)
         self.swapper = Swapper(settings, self.buffer, self.requests, self.books)
         self._loss_cap = LossCap(settings.max_filtered_fraction)
+        self._flat_groups = FlatGroupFilter(settings, self.buffer, self.books)
         self._prompts: PromptStream | None = None
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             RunStarted: self._run_started,
@@ -323,6 +325,9 @@ class Scheduler:
             actions += [self._ended(m, "its group has no trainable token") for m in ended]
         if event.masked and (verdict := self._loss_cap.lose(trajectory.id, _INVALID)):
             return actions + self.swapper.fail(verdict, event.time_s)
+        actions += self._flat_groups.consider(
+            trajectory.group, self.swapper.trainer_version, event.time_s
+        )
         # PARKING may have waited for a request that is given up.
         return actions + self.swapper.request_returned(event.time_s)
 

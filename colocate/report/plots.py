@@ -65,9 +65,15 @@ def running_mean(values: Sequence[float], window: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
 
 
+def _with_own_trajectories(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A step that trained nothing but replays has neither a reward nor a lag of its own."""
+    return [row for row in metrics if "reward_mean" in row]
+
+
 def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figure:
-    steps = [row["step"] for row in metrics]
-    rewards = [row["reward_mean"] for row in metrics]
+    own = _with_own_trajectories(metrics)
+    steps = [row["step"] for row in own]
+    rewards = [row["reward_mean"] for row in own]
     window = max(2, min(10, len(rewards) // 5))
     figure, (axes,) = _figure(7.0, 3.6)
     axes.plot(steps, rewards, color=_FAINT, linewidth=1, marker=".", markersize=3, label="step")
@@ -90,16 +96,17 @@ def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figu
 
 def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any]) -> Figure:
     figure, (over_time, whole) = _figure(9.0, 3.4, width_ratios=(2, 1))
-    steps = [row["step"] for row in metrics]
+    own = _with_own_trajectories(metrics)
+    steps = [row["step"] for row in own]
     bound = staleness["bound"]
-    oldest = [row["lag_max"] for row in metrics]
+    oldest = [row["lag_max"] for row in own]
     over_time.axhline(
         bound, color=_LINE, linewidth=1.2, linestyle="--", label=f"bound {bound}", zorder=3
     )
     over_time.step(steps, oldest, where="mid", color=_FAINT, linewidth=1, label="oldest token")
     over_time.plot(
         steps,
-        [row["lag_mean"] for row in metrics],
+        [row["lag_mean"] for row in own],
         color=_OWNER_COLOURS[Owner.TRAINING],
         linewidth=2,
         label="mean of tokens",
