@@ -29,12 +29,12 @@ from colocate.core.swap import Outcome
 from colocate.core.types import Version
 from colocate.driver import Driver
 from colocate.journal import JournalWriter
-from colocate.machine import resolve_device
+from colocate.machine import resolve_device, software_versions
 from colocate.recorder import Recorder
 from colocate.report.display import RunDisplay, make_display
 from colocate.report.ending import render_ending
-from colocate.report.plots import write_plots
 from colocate.report.records import keep_steps, write_summary
+from colocate.report.run_report import write_run_report
 from colocate.supervision.guard import RunGuard
 from colocate.supervision.run_lock import RunFolderBusyError, RunLock
 from colocate.supervision.signals import StopSignals
@@ -191,6 +191,7 @@ class _Run:
             "status": outcome.status,
             "error": outcome.error,
             "run_id": self._run_id,
+            "software": software_versions(),
             "wall_s": round(time.monotonic() - began_s, 3),
             **summary,
         }
@@ -199,10 +200,10 @@ class _Run:
         run_dir = self._run_dir
         write_summary(run_dir / "summary.json", summary)
         try:
-            write_plots(run_dir)
+            write_run_report(run_dir)
         except Exception:
-            # The results are written; a picture that cannot be drawn must not hide them.
-            logger.exception("the plots could not be drawn")
+            # The results are written; a page that cannot be made must not hide them.
+            logger.exception("the report could not be written; `colocate report` tries again")
         self._display.finished(
             render_ending(summary, run_dir, before=self._recorder.first, after=self._recorder.last)
         )

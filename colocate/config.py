@@ -28,6 +28,7 @@ def _refuse_bool(value: object) -> object:
 
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_refuse_bool)]
 SleepLevel = Annotated[Literal["auto", 0, "kv", 1, 2], BeforeValidator(_refuse_bool)]
+Packing = Literal["auto", True, False]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -137,7 +138,7 @@ class RolloutConfig(Section):
     )
 
 
-DEFAULT_BUCKET_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
+DEFAULT_BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """On CPU each publication begins with fresh pages of shared memory, which the kernel takes far
 longer to find than to fill: few of them carry all the weights, bucket after bucket."""
 
@@ -150,7 +151,20 @@ class TrainerConfig(Section):
     )
     num_ranks: PositiveInt = Field(1, description="Processes that train, one a device.")
     micro_batch_tokens: PositiveInt = Field(
-        4096, description="Padded tokens in one forward and backward pass of one rank."
+        4096,
+        description="Tokens in one forward and backward pass of one rank, padding included; more "
+        "only where a single trajectory has more.",
+    )
+    packing: Packing = Field(
+        "auto",
+        description="Trajectories of a micro-batch lie end to end, without padding, and attention "
+        "is cut between them. `auto`: with the architectures that are known to score them so as "
+        "alone, else they are padded; `true`: others are refused; `false`: always padded.",
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="The backward pass computes each layer's activations again, of which the "
+        "forward pass keeps only the input: much less memory, for about a third more work.",
     )
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps per training step.")
     learning_rate: PositiveFloat = Field(1e-6, description="After warm-up.")
@@ -170,7 +184,7 @@ class TrainerConfig(Section):
     publish_bucket_bytes: PositiveInt | None = Field(
         None,
         description="Weights are published in buckets of about this size; null: 256 MiB on GPUs, "
-        "32 MiB on CPU, where two exist at a time.",
+        "16 MiB on CPU, where two exist at a time.",
     )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,

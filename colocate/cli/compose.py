@@ -51,11 +51,13 @@ class Job:
         label: What sets it apart from the other jobs of a multirun; empty for a single run.
         tree: The composed configuration without Hydra's part; ``"???"`` where a value is missing.
         run_dir: Where Hydra will make its folder.
+        subdir: That folder within the multirun's; empty for a single run.
     """
 
     label: str
     tree: dict[str, Any]
     run_dir: Path
+    subdir: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,11 +256,13 @@ class _Composer:
     ) -> Job | None:
         """Resolves a composed configuration; appends to ``problems`` what cannot be resolved."""
         HydraConfig.instance().set_config(config)
-        run_dir = Path()
+        run_dir, subdir = Path(), ""
         found: list[Problem] = []
-        for key in directories:
+        for level, key in enumerate(directories):
             try:
-                run_dir /= str(OmegaConf.select(config, key, throw_on_missing=True))
+                part = str(OmegaConf.select(config, key, throw_on_missing=True))
+                run_dir /= part
+                subdir = part if level else ""
             except OmegaConfBaseException as error:
                 found.append(unresolved(key, error))
         with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
@@ -272,7 +276,8 @@ class _Composer:
         if found:
             return None
         assert isinstance(plain, dict)
-        return Job(label=label, tree={str(k): v for k, v in plain.items()}, run_dir=run_dir)
+        tree_of_job = {str(key): value for key, value in plain.items()}
+        return Job(label=label, tree=tree_of_job, run_dir=run_dir, subdir=subdir)
 
 
 def _refused_plugins(master: DictConfig) -> Iterator[Problem]:

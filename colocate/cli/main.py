@@ -83,6 +83,29 @@ def _replay(arguments: Sequence[str]) -> int:
     return replay(run_dir)
 
 
+def _report(arguments: Sequence[str]) -> int:
+    """report.html of a run or of a multirun, with pictures and tables"""
+    folder, num_trajectories = _report_arguments(arguments)
+
+    from colocate.report.main import report
+
+    return report(folder, num_trajectories=num_trajectories)
+
+
+def _report_arguments(arguments: Sequence[str]) -> tuple[Path, int | None]:
+    """Reads ``RUN_OR_SWEEP_DIR [--trajectories N]``, in any order."""
+    rest = list(arguments)
+    number: int | None = None
+    if "--trajectories" in rest:
+        at = rest.index("--trajectories")
+        given = rest[at + 1 : at + 2]
+        if not given or not given[0].isdecimal() or int(given[0]) < 1:
+            raise UsageError("--trajectories takes a number above 0: --trajectories 5000")
+        number = int(given[0])
+        del rest[at : at + 2]
+    return _folder("report", rest, "a run's or a multirun's folder"), number
+
+
 def _doctor(arguments: Sequence[str]) -> int:
     """what this machine has, what will be used, what is missing and how to get it"""
     if arguments:
@@ -93,23 +116,33 @@ def _doctor(arguments: Sequence[str]) -> int:
     return doctor()
 
 
-_COMMANDS: dict[str, Command] = {"train": _train, "replay": _replay, "doctor": _doctor}
-_TAKES = {"train": "[overrides]", "replay": "RUN_DIR", "doctor": ""}
+_COMMANDS: dict[str, Command] = {
+    "train": _train,
+    "report": _report,
+    "replay": _replay,
+    "doctor": _doctor,
+}
+_TAKES = {
+    "train": "[overrides]",
+    "report": "RUN_OR_SWEEP_DIR",
+    "replay": "RUN_DIR",
+    "doctor": "",
+}
 
 
-def _folder(command: str, arguments: Sequence[str]) -> Path:
+def _folder(command: str, arguments: Sequence[str], what: str = "a run's folder") -> Path:
     if len(arguments) != 1:
-        raise UsageError(f"{command} takes one argument, a run's folder; given: {len(arguments)}")
+        raise UsageError(f"{command} takes one argument, {what}; given: {len(arguments)}")
     folder = Path(arguments[0])
     if not folder.is_dir():
-        raise UsageError(f"{command} takes a run's folder; {folder} is none")
+        raise UsageError(f"{command} takes {what}; {folder} is none")
     return folder
 
 
 def _usage() -> str:
     lines = ["usage: colocate COMMAND ...", ""]
     for name, command in _COMMANDS.items():
-        lines.append(f"  {f'{name} {_TAKES[name]}':<22} {command.__doc__}")
+        lines.append(f"  {f'{name} {_TAKES[name]}':<24} {command.__doc__}")
     lines += [
         "",
         "To begin with: colocate train +experiment=quickstart steps=15",

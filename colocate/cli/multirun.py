@@ -48,6 +48,7 @@ class Multirun:
         self._num_jobs = num_jobs
         self._grace_s = grace_s
         self._num_run = 0
+        self._num_skipped = 0
         self._failures: list[Failure] = []
         self._child: subprocess.Popen[bytes] | None = None
         self._signal: int | None = None
@@ -70,8 +71,15 @@ class Multirun:
             signal.signal(number, handler)
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
-    def run(self, label: str, run_dir: Path, command: Sequence[str]) -> None:
-        """Runs one job to its end; returns when no process of it is left.
+    def skip(self, label: str, run_dir: Path) -> None:
+        """Passes over a job that an earlier try has done."""
+        self._leave_if_signalled()
+        self._num_run += 1
+        self._num_skipped += 1
+        _say(f"[{self._num_run}/{self._num_jobs}] {label}: done before, in {run_dir}")
+
+    def run(self, label: str, run_dir: Path, command: Sequence[str]) -> str | None:
+        """Runs one job to its end; returns, when no process of it is left, why it failed.
 
         Raises:
             SystemExit: after a signal to this process, with 128 and the signal's number.
@@ -95,11 +103,13 @@ class Multirun:
             self._failures.append(failure)
             _say(str(failure))
         self._leave_if_signalled()
+        return reason
 
     def close(self) -> int:
         """Says how it went; returns its exit status."""
         if not self._failures:
-            _say(f"All {self._num_jobs} jobs ended well.")
+            before = f"; {self._num_skipped} had before" if self._num_skipped else ""
+            _say(f"All {self._num_jobs} jobs ended well{before}.")
             return 0
         _say(f"{len(self._failures)} of {self._num_jobs} jobs failed:")
         for failure in self._failures:

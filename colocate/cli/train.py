@@ -4,7 +4,8 @@
                                              |
                                     hand over to Hydra, which makes the run's folder
                                              |
-                       a single run: here    |    a multirun: a child process for each job
+                       a single run: here    |    a multirun: a child process for each job that
+                                             |    an earlier try at it has not done
 
 Nothing is written before everything is known to be right.
 """
@@ -23,10 +24,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from colocate.cli.compose import CONFIG_NAME, VERSION_BASE, Plan, config_folder, plan_jobs
+from colocate.cli.earlier_jobs import EarlierJobs, find_earlier_jobs, set_aside
 from colocate.cli.multirun import Multirun
 from colocate.config import RunConfig
 from colocate.preflight import find_problems, validate
 from colocate.problems import ConfigurationError, Problem, merge
+from colocate.report.sweep_manifest import ManifestJob, SweepManifest
 
 Run = Callable[[RunConfig, Path], int]
 """Carries out one run in its folder; returns the exit status."""
@@ -64,8 +67,11 @@ def train(
     check_plan(plan)
     arguments = _flags_first(parsed, multirun=plan.multirun)
     if plan.multirun:
+        earlier = find_earlier_jobs(plan.jobs)
+        if earlier.problems:
+            raise ConfigurationError(earlier.problems)
         multirun = Multirun(num_jobs=len(plan.jobs), grace_s=grace_s)
-        return _train_all(arguments, plan, multirun, job_command or _run_job_command)
+        return _train_all(arguments, plan, earlier, multirun, job_command or _run_job_command)
     return _train_one(arguments, run or _app_run)
 
 
@@ -132,17 +138,57 @@ def _train_one(arguments: Sequence[str], run: Run) -> int:
 
 
 def _train_all(
-    arguments: Sequence[str], plan: Plan, multirun: Multirun, job_command: JobCommand
+    arguments: Sequence[str],
+    plan: Plan,
+    earlier: EarlierJobs,
+    multirun: Multirun,
+    job_command: JobCommand,
 ) -> int:
-    labels = iter([job.label for job in plan.jobs])
+    for number in earlier.unfinished:
+        # A resumed run tells of its last life only, so a sweep begins a job anew unless asked.
+        if plan.jobs[number].tree.get("resume", "never") == "never":
+            moved = set_aside(plan.jobs[number].run_dir)
+            print(f"{plan.jobs[number].label} begins anew; before: {moved}", file=sys.stderr)
+    numbers = iter(range(len(plan.jobs)))
+    manifest: SweepManifest | None = None
     with multirun:
 
         def task(tree: DictConfig) -> None:
-            run_dir = Path(HydraConfig.get().runtime.output_dir)
-            multirun.run(next(labels), run_dir, job_command(run_dir))
+            nonlocal manifest
+            hydra_config, number = HydraConfig.get(), next(numbers)
+            run_dir, label = Path(hydra_config.runtime.output_dir), plan.jobs[number].label
+            # Hydra fixes the folder, which may carry the time, when it begins.
+            manifest = manifest or _manifest(Path(hydra_config.sweep.dir), plan, earlier)
+            if number in earlier.done:
+                multirun.skip(label, run_dir)
+                return
+            manifest.mark(number, "running")
+            try:
+                reason = multirun.run(label, run_dir, job_command(run_dir))
+            except SystemExit:
+                manifest.mark(number, "failed", "the multirun was stopped")
+                raise
+            manifest.mark(number, "failed" if reason else "done", reason)
 
         _hand_over(arguments, task)
-    return multirun.close()
+    status = multirun.close()
+    if manifest is not None:
+        print(f"To compare them: colocate report {manifest.folder}", file=sys.stderr)
+    return status
+
+
+def _manifest(folder: Path, plan: Plan, earlier: EarlierJobs) -> SweepManifest:
+    jobs = [
+        ManifestJob(
+            folder=job.subdir,
+            label=job.label,
+            state="done" if number in earlier.done else "waiting",
+        )
+        for number, job in enumerate(plan.jobs)
+    ]
+    manifest = SweepManifest(folder, jobs)
+    manifest.write()
+    return manifest
 
 
 def _hand_over(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> None:

@@ -3,7 +3,7 @@
     TrainingBatch --(rows)--> Row, ...            trajectories that bear a gradient
                   --(plan_minibatches)--> Minibatch, ...   one optimizer step each
                                           rank -> micro-batch -> rows
-                  --(collate)--> MicroBatch       right-padded tensors
+                  --(collate)--> MicroBatch       tensors, padded on the right or packed
 
 Every rank is given the whole batch and makes the same plan, so that ranks agree on the number of
 micro-batches, and on the numbers of tokens and sequences to normalise by, without a word between
@@ -12,6 +12,7 @@ them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from colocate.learn.packing import Runs
 from colocate.learn.sequences import Sequences
 from colocate.ports import TrainingSample
 
@@ -75,10 +77,13 @@ class Minibatch:
 class MicroBatch:
     """The tensors of one forward and backward pass of one rank.
 
-    ``token_ids`` is (B, T), right-padded. Attention is causal, so a token never sees the padding
-    to its right and no attention mask is needed. The other tensors are (N,), one element for each
-    token whose log-probability is wanted: element i is the token ``targets[i]``, predicted by the
-    logits at ``(batch_index[i], positions[i])``. ``weights`` is 1, and 0 in a dummy.
+    ``token_ids`` is (B, T). Padded on the right, since attention is causal and a token never sees
+    what is to its right, it needs no attention mask. Packed, it is (1, T), rows end to end: then
+    ``position_ids``, (1, T), begin at 0 in each row, and ``runs`` say where attention is cut.
+
+    The other tensors are (N,), one element for each token whose log-probability is wanted: element
+    i is the token ``targets[i]``, predicted by the logits at ``(batch_index[i], positions[i])``.
+    ``weights`` is 1, and 0 in a dummy.
 
     ``sequence_index`` says which trajectory of the micro-batch a token belongs to, and
     ``sequence_tokens``, (S,), how many trainable tokens each has: always all of them, since a
@@ -95,6 +100,8 @@ class MicroBatch:
     weights: Tensor
     sequence_index: Tensor
     sequence_tokens: Tensor
+    position_ids: Tensor | None = None
+    runs: Runs | None = None
 
     @property
     def sequences(self) -> Sequences:
@@ -160,13 +167,15 @@ def plan_minibatches(
     num_ranks: int,
     micro_batch_tokens: int,
     seed: int,
+    packed: bool = False,
 ) -> list[Minibatch]:
     """Splits rows into mini-batches, each into shares of the ranks, each share into micro-batches.
 
     Trajectories are shuffled by ``seed`` and split as evenly as can be; where there are fewer
     rows than mini-batches, there are fewer mini-batches. Within one, rows are dealt to ranks in
     the order of their length, and neighbours in that order share a micro-batch, so that little is
-    padding. A micro-batch holds at most ``micro_batch_tokens`` padded tokens, or a single row.
+    padding, or, packed, rows of one length lie side by side. A micro-batch holds at most
+    ``micro_batch_tokens`` tokens, padding included, or a single row: a row is never split.
     """
     order = np.random.default_rng(seed).permutation(len(rows))
     plan = []
@@ -176,6 +185,7 @@ def plan_minibatches(
             _pack(
                 [(index, rows[index].length) for index in by_length[rank::num_ranks]],
                 micro_batch_tokens,
+                padded=not packed,
             )
             for rank in range(num_ranks)
         ]
@@ -192,44 +202,55 @@ def plan_minibatches(
     return plan
 
 
-def _pack(share: Sequence[tuple[int, int]], budget: int) -> list[MicroBatchRows]:
+def _pack(share: Sequence[tuple[int, int]], budget: int, *, padded: bool) -> list[MicroBatchRows]:
     """Packs (row, length) pairs, longest first, into micro-batches of at most ``budget``."""
     packed: list[MicroBatchRows] = []
     current: list[int] = []
-    width = 0
+    width = total = 0
     for index, length in share:
-        if current and (len(current) + 1) * width > budget:
+        size = (len(current) + 1) * width if padded else total + length
+        if current and size > budget:
             packed.append(tuple(current))
             current = []
         if not current:
-            width = length
+            width, total = length, 0
         current.append(index)
+        total += length
     if current:
         packed.append(tuple(current))
     return packed
 
 
-def collate(rows: Sequence[Row], *, device: torch.device) -> MicroBatch:
-    """Pads rows on the right. No rows make a dummy: two tokens, one of them of weight 0.
+def collate(rows: Sequence[Row], *, device: torch.device, packed: bool = False) -> MicroBatch:
+    """The tensors of rows: padded on the right, or packed end to end.
 
-    A dummy keeps a rank in step with others that still have work: it runs the same collectives
-    and adds nothing to loss, gradient or count.
+    No rows make a dummy: two tokens, one of them of weight 0. It keeps a rank in step with others
+    that still have work: it runs the same collectives and adds nothing to loss, gradient or count.
     """
     if not rows:
         return _dummy(device)
-    token_ids = np.zeros((len(rows), max(row.length for row in rows)), dtype=np.int64)
-    for index, row in enumerate(rows):
-        token_ids[index, : row.length] = row.token_ids
     counts = [row.num_tokens for row in rows]
 
     def tensor(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     row_index = tensor(np.repeat(np.arange(len(rows)), counts))
+    positions = np.concatenate([row.positions for row in rows])
+    position_ids, runs = None, None
+    if packed:
+        lengths = [row.length for row in rows]
+        token_ids = np.concatenate([row.token_ids for row in rows])[np.newaxis]
+        positions += np.repeat(np.cumsum([0, *lengths[:-1]]), counts)
+        position_ids = tensor(np.concatenate([np.arange(length) for length in lengths])[np.newaxis])
+        runs = tuple((len(list(run)), length) for length, run in itertools.groupby(lengths))
+    else:
+        token_ids = np.zeros((len(rows), max(row.length for row in rows)), dtype=np.int64)
+        for index, row in enumerate(rows):
+            token_ids[index, : row.length] = row.token_ids
     return MicroBatch(
         token_ids=tensor(token_ids),
-        batch_index=row_index,
-        positions=tensor(np.concatenate([row.positions for row in rows])),
+        batch_index=torch.zeros_like(row_index) if packed else row_index,
+        positions=tensor(positions),
         targets=tensor(np.concatenate([row.targets for row in rows])),
         behaviour_logprobs=tensor(np.concatenate([row.behaviour_logprobs for row in rows])),
         versions=tensor(np.concatenate([row.versions for row in rows])),
@@ -239,6 +260,8 @@ def collate(rows: Sequence[Row], *, device: torch.device) -> MicroBatch:
         weights=torch.ones(sum(counts), device=device),
         sequence_index=row_index,
         sequence_tokens=tensor(np.array(counts, dtype=np.int64)),
+        position_ids=position_ids,
+        runs=runs,
     )
 
 

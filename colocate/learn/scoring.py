@@ -4,40 +4,58 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from colocate.learn.batches import MicroBatch
+from colocate.learn.chunked_head import head_scores, returns_what_its_head_makes
+from colocate.learn.token_scores import Wanted, score_logits_in_chunks
 
-MAX_CHUNK_ELEMENTS = 2**26
-"""Logits turned to float32 at a time: 256 MiB."""
+MAX_CHUNK_ELEMENTS = 2**25
+"""Logits at a time: 128 MiB in float32, a few times over while they are worked on."""
 
 
 class TokenScorer(nn.Module):
     """A causal language model that scores the tokens of a micro-batch.
 
     Only the positions whose next token is wanted go through the output head: a hook narrows its
-    input, so that whatever the architecture does to logits afterwards still happens, and logits
-    of prompts, observations and padding are never made.
+    input, and logits of prompts, observations and padding are never made. Where the model does
+    nothing to logits after its head, the head itself returns scores in their place, chunk by chunk.
+    Where it does, all logits of the wanted positions are made, in the model's type.
 
     Args:
-        model: A Hugging Face causal language model.
+        model: A Hugging Face causal language model, on its device.
         temperature: Logits are divided by it, as the engine did before it sampled.
+        packed: The model computes ``packed_attention``, and so can score packed micro-batches.
+
+    Attributes:
+        chunks_head: Whether logits are made a chunk at a time.
+        max_chunk_elements: Of such a chunk.
     """
 
-    def __init__(self, model: nn.Module, *, temperature: float) -> None:
+    def __init__(self, model: nn.Module, *, temperature: float, packed: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.packed = packed
+        self.max_chunk_elements = MAX_CHUNK_ELEMENTS
         self._temperature = temperature
-        self._wanted: tuple[Tensor, Tensor] | None = None
+        self._places: tuple[Tensor, Tensor] | None = None
+        self._wanted: Wanted | None = None
         head = model.get_output_embeddings()  # type: ignore[operator]
+        self.chunks_head = type(head) is nn.Linear and returns_what_its_head_makes(model, head)
         head.register_forward_pre_hook(self._narrow)
+        if self.chunks_head:
+
+            def forward(hidden: Tensor) -> Tensor:
+                assert self._wanted is not None
+                limit = self.max_chunk_elements
+                return head_scores(head, hidden[0], self._wanted, max_elements=limit).unsqueeze(0)
+
+            head.forward = forward
 
     def _narrow(self, head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
-        assert self._wanted is not None
+        assert self._places is not None
         (hidden,) = inputs
-        return (hidden[self._wanted].unsqueeze(0),)
+        return (hidden[self._places].unsqueeze(0),)
 
     def forward(
         self,
@@ -52,51 +70,31 @@ class TokenScorer(nn.Module):
         Both are (N,), in nats. The entropy is None unless asked for, and outside of the graph
         unless ``entropy_grad``. ``temperature`` stands for the scorer's own in this call.
         """
-        self._wanted = (batch.batch_index, batch.positions)
-        try:
-            output = self.model(input_ids=batch.token_ids, use_cache=False)
-        finally:
-            self._wanted = None
-        return token_logprobs(
-            output.logits[0],
-            batch.targets,
+        if batch.runs is not None and not self.packed:
+            raise ValueError("a packed micro-batch came to a model that reads padded ones only")
+        wanted = Wanted(
+            targets=batch.targets,
             temperature=self._temperature if temperature is None else temperature,
             with_entropy=with_entropy,
             entropy_grad=entropy_grad,
         )
+        self._places, self._wanted = (batch.batch_index, batch.positions), wanted
+        try:
+            output = self.model(
+                input_ids=batch.token_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                **({} if batch.runs is None else {"packed_runs": batch.runs}),
+            ).logits[0]
+        finally:
+            self._places = self._wanted = None
+        if not self.chunks_head:
+            return score_logits_in_chunks(output, wanted, max_elements=self.max_chunk_elements)
+        logprobs, *entropy = output.unbind(dim=-1)
+        return logprobs, self._entropy(entropy, entropy_grad)
 
-
-def token_logprobs(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    temperature: float,
-    with_entropy: bool,
-    entropy_grad: bool = False,
-    max_chunk_elements: int = MAX_CHUNK_ELEMENTS,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities (N,) of ``targets`` (N,) under ``softmax(logits / temperature)``.
-
-    Computed in float32 whatever the type of ``logits`` (N, V). Of large inputs only a chunk is
-    held in float32 at a time; the backward pass computes it again.
-    """
-    rows_per_chunk = max(1, max_chunk_elements // logits.shape[-1])
-
-    def score(chunk: Tensor, chunk_targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        logprobs = torch.log_softmax(chunk.float() / temperature, dim=-1)
-        chosen = logprobs.gather(-1, chunk_targets.unsqueeze(-1)).squeeze(-1)
-        if not with_entropy:
-            return chosen, None
-        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            return chosen, -(logprobs.exp() * logprobs).sum(dim=-1)
-
-    if len(logits) <= rows_per_chunk:
-        return score(logits, targets)
-    parts = [
-        checkpoint(score, chunk, chunk_targets, use_reentrant=False)
-        for chunk, chunk_targets in zip(
-            torch.split(logits, rows_per_chunk), torch.split(targets, rows_per_chunk), strict=True
-        )
-    ]
-    chosen = torch.cat([part[0] for part in parts])
-    return chosen, torch.cat([part[1] for part in parts]) if with_entropy else None
+    @staticmethod
+    def _entropy(found: list[Tensor], with_gradient: bool) -> Tensor | None:
+        if not found:
+            return None
+        return found[0] if with_gradient else found[0].detach()

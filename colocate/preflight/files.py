@@ -39,8 +39,8 @@ def _model_folder_is_complete(path: str | None) -> Iterator[Problem]:
 
 @rule("model.path", "inference.max_model_len")
 def _context_is_one_that_the_model_knows(path: str | None, max_model_len: int) -> Iterator[Problem]:
-    longest = None if path is None else _longest_context(Path(path).expanduser() / "config.json")
-    if longest is not None and max_model_len > longest:
+    longest = model_settings(path).get("max_position_embeddings")
+    if isinstance(longest, int) and max_model_len > longest:
         yield Problem(
             field="inference.max_model_len",
             value=max_model_len,
@@ -49,13 +49,18 @@ def _context_is_one_that_the_model_knows(path: str | None, max_model_len: int) -
         )
 
 
-def _longest_context(config: Path) -> int | None:
-    """Of a model's own settings; None where there are none yet, or they say nothing of it."""
+def model_settings(path: str | None) -> dict[str, Any]:
+    """A model folder's ``config.json``; empty for a hub name, or where it cannot be read.
+
+    Loading will say what is wrong with it.
+    """
+    if path is None:
+        return {}
     try:
-        longest = json.loads(config.read_text())["max_position_embeddings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # a hub name, or a model whose loading will say what is wrong with it
-    return longest if isinstance(longest, int) else None
+        settings = json.loads((Path(path).expanduser() / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 @rule("environment.latency.kind", "environment.latency.trace")

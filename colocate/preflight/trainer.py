@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from colocate.config import Packing
+from colocate.learn.packing import reason_to_pad
+from colocate.preflight.files import model_settings
 from colocate.preflight.table import rule
 from colocate.problems import Problem
 
@@ -50,6 +53,19 @@ def _optimizer_on_the_host_is_zeros(stage: int, options: Mapping[str, Any]) -> I
                 "here is torch's",
                 remedy="remove it",
             )
+
+
+@rule("trainer.packing", "model.path")
+def _packing_goes_with_the_model(packing: Packing, path: str | None) -> Iterator[Problem]:
+    settings = model_settings(path)
+    reason = reason_to_pad(settings) if packing is True and settings else None
+    if reason is not None:
+        yield Problem(
+            field="trainer.packing",
+            value=packing,
+            rule=f"must be auto or false with the model in model.path: {reason}",
+            remedy="set trainer.packing=auto, which pads it",
+        )
 
 
 def _offload_optimizer(options: Mapping[str, Any]) -> Mapping[str, Any]:

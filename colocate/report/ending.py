@@ -21,6 +21,7 @@ _HEADLINES = {
     "failed": ("Failed", "bold red"),
 }
 _FILES = {
+    "report.html": "all of it on one page; open it in a browser",
     "summary.json": "everything in numbers",
     "metrics.jsonl": "each training step",
     "trace.json": "the timeline; open it at ui.perfetto.dev",
@@ -66,7 +67,7 @@ def render_ending(
         ]
     if summary["trajectories"]["admitted"]:
         table = _grid()
-        for label, value in _facts(summary, run_dir):
+        for label, value in run_facts(summary, run_dir):
             table.add_row(label, Text(value))
         parts += [Text(), table]
     resumed = summary["versions"]["trainer"] > summary["steps"]
@@ -84,6 +85,9 @@ def render_ending(
         if (run_dir / name).exists():
             files.add_row(name, Text(meaning))
     parts.append(files)
+    report = run_dir / "report.html"
+    if report.exists():
+        parts += [Text(), Text("Report: ", style="bold").append(str(report.absolute()))]
     return Group(*parts)
 
 
@@ -94,7 +98,8 @@ def _grid() -> Table:
     return table
 
 
-def _facts(summary: Mapping[str, Any], run_dir: Path) -> Iterable[tuple[str, str]]:
+def run_facts(summary: Mapping[str, Any], run_dir: Path) -> Iterable[tuple[str, str]]:
+    """A run in some ten lines: what each is about, and what it says."""
     tokens = summary["tokens"]
     if summary["reward"]["first"] is not None:
         yield "mean reward", _reward(summary, run_dir)

@@ -23,12 +23,12 @@ def render_ledger(ledger: Mapping[str, Any]) -> Table:
     table.add_column("who", style="dim")
     table.add_column("what")
     table.add_column("bytes", justify="right")
-    for who, what, num_bytes in _rows(ledger):
+    for who, what, num_bytes in ledger_rows(ledger):
         table.add_row(who, what, size(num_bytes))
     return table
 
 
-def _rows(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
+def ledger_rows(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
     now = ledger["now"]
     if now is not None:
         yield "device", "in all", now["total"]

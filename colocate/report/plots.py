@@ -2,67 +2,104 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from colocate.core.phases import Phase
-from colocate.report.records import read_metrics
-from colocate.report.trace import MEMORY_COUNTER, read_trace
-from colocate.report.words import TENANT_WORDS, Owner, owner_of
+from colocate.core.phases import SWAP, Phase
+from colocate.report.history import Decision
+from colocate.report.lives_plot import draw_lives
+from colocate.report.run_files import RunFiles
+from colocate.report.style import (
+    ACCENT,
+    FAINT,
+    INK,
+    OWNER_COLOURS,
+    SERIES,
+    new_figure,
+    running_mean,
+    save,
+)
+from colocate.report.timeline_plot import STRIP_S, draw_timeline, strip_begin
+from colocate.report.words import Owner, owner_of
 
-_OWNER_COLOURS = {
-    Owner.ROLLOUT: "#2a9d6f",
-    Owner.TRAINING: "#3465a4",
-    Owner.SWAP: "#e9a23b",
-    Owner.OTHER: "#b8b8b8",
-}
-_INK, _FAINT, _LINE = "#222222", "#8a8a8a", "#c2410c"
-_STRIP_S = 60.0
-_DPI = 150
+MAX_SWAPS_DRAWN = 120
 
 
-def write_plots(run_dir: Path, *, optimum: float | None = None) -> list[Path]:
-    """Draws what the run's files allow, and returns the pictures' paths.
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture in ``plots/``; ``says`` is what it shows, for those who cannot see it."""
+
+    name: str
+    path: Path
+    says: str
+
+
+def write_plots(run: RunFiles, *, optimum: float | None = None) -> dict[str, Plot]:
+    """Draws what the run's files allow, and returns the pictures by name.
 
     A run that trained nothing has no picture of rewards and staleness.
 
     Args:
-        run_dir: Holds ``summary.json``, and ``metrics.jsonl`` and ``trace.json`` where the run
-            came so far.
+        run: As ``read_run`` found it.
         optimum: The best mean reward that any agent can reach, where that is known.
     """
-    summary = json.loads((run_dir / "summary.json").read_text())
-    metrics_path, trace_path = run_dir / "metrics.jsonl", run_dir / "trace.json"
-    metrics = read_metrics(metrics_path) if metrics_path.exists() else []
-    phases, memory = _read_timeline(trace_path) if trace_path.exists() else ([], [])
-    figures = {"phases": _phases(summary, phases, memory)}
-    if metrics:
-        figures["reward"] = _reward(metrics, optimum)
-        figures["staleness"] = _staleness(metrics, summary["staleness"])
-    folder = run_dir / "plots"
-    folder.mkdir(exist_ok=True)
-    paths = []
-    for name, figure in figures.items():
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=_DPI)
-        paths.append(path)
-    return paths
+    figures = _figures(run, optimum)
+    folder = run.folder / "plots"
+    if figures:
+        folder.mkdir(exist_ok=True)
+    return {
+        name: Plot(name=name, path=save(figure, folder / f"{name}.png"), says=says)
+        for name, (figure, says) in figures.items()
+    }
 
 
-def running_mean(values: Sequence[float], window: int) -> np.ndarray:
-    """Mean over the last ``window`` values at each position; over fewer at the start."""
-    sums = np.cumsum([0.0, *values])
-    ends = np.arange(1, len(values) + 1)
-    begins = np.maximum(0, ends - window)
-    return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
+def _figures(run: RunFiles, optimum: float | None) -> dict[str, tuple[Figure, str]]:
+    figures: dict[str, tuple[Figure, str]] = {}
+    timeline = run.timeline
+    if run.summary:
+        bars = _phase_bars(run.summary["phase_s"])
+        figures["phases"] = (bars, "Seconds in each phase, and their share of the run")
+    if timeline.phases:
+        figures["timeline"] = (
+            draw_timeline(timeline, 0.0, timeline.end_s),
+            "The whole run: who had the device, requests, environments, memory",
+        )
+        begin_s = strip_begin(timeline)
+        if timeline.end_s > 1.5 * STRIP_S:
+            figures["timeline_minute"] = (
+                draw_timeline(timeline, begin_s, min(timeline.end_s, begin_s + STRIP_S)),
+                "One minute from the middle of the run, in detail",
+            )
+    if run.metrics:
+        figures["reward"] = (_reward(run.metrics, optimum), "Mean reward by training step")
+        if run.summary:
+            figures["staleness"] = (
+                _staleness(run.metrics, run.summary["staleness"]),
+                "Lag of trained tokens by training step, and their histogram",
+            )
+        if mismatch := _mismatch(run.metrics):
+            figures["mismatch"] = (
+                mismatch,
+                "Log-probabilities of the engine against the trainer's, by training step",
+            )
+    if any(decision.phase_s for decision in run.history.decisions):
+        figures["swaps"] = (
+            _swaps(run.history.decisions),
+            "What each swap cost, by phase, training left out",
+        )
+    if run.history.longest:
+        figures["longest"] = (
+            draw_lives(run.history.longest, timeline.phases),
+            "The trajectories that took the longest; spans coloured by weight version",
+        )
+    return figures
 
 
 def _with_own_trajectories(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -75,39 +112,39 @@ def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figu
     steps = [row["step"] for row in own]
     rewards = [row["reward_mean"] for row in own]
     window = max(2, min(10, len(rewards) // 5))
-    figure, (axes,) = _figure(7.0, 3.6)
-    axes.plot(steps, rewards, color=_FAINT, linewidth=1, marker=".", markersize=3, label="step")
+    figure, (axes,) = new_figure(3.6)
+    axes.plot(steps, rewards, color=FAINT, linewidth=1, marker=".", markersize=4, label="step")
     axes.plot(
         steps,
         running_mean(rewards, window),
-        color=_OWNER_COLOURS[Owner.TRAINING],
+        color=OWNER_COLOURS[Owner.TRAINING],
         linewidth=2.2,
         label=f"mean of the last {window} steps",
     )
     if optimum is not None:
         axes.axhline(
-            optimum, color=_LINE, linewidth=1, linestyle="--", label=f"optimum {optimum:g}"
+            optimum, color=ACCENT, linewidth=1, linestyle="--", label=f"optimum {optimum:g}"
         )
     axes.set(xlabel="training step", ylabel="mean reward", title="Reward")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="best", fontsize=9)
     return figure
 
 
 def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any]) -> Figure:
-    figure, (over_time, whole) = _figure(9.0, 3.4, width_ratios=(2, 1))
+    figure, (over_time, whole) = new_figure(3.6, width_ratios=(2, 1))
     own = _with_own_trajectories(metrics)
     steps = [row["step"] for row in own]
     bound = staleness["bound"]
     oldest = [row["lag_max"] for row in own]
     over_time.axhline(
-        bound, color=_LINE, linewidth=1.2, linestyle="--", label=f"bound {bound}", zorder=3
+        bound, color=ACCENT, linewidth=1.2, linestyle="--", label=f"bound {bound}", zorder=3
     )
-    over_time.step(steps, oldest, where="mid", color=_FAINT, linewidth=1, label="oldest token")
+    over_time.step(steps, oldest, where="mid", color=FAINT, linewidth=1, label="oldest token")
     over_time.plot(
         steps,
         [row["lag_mean"] for row in own],
-        color=_OWNER_COLOURS[Owner.TRAINING],
+        color=OWNER_COLOURS[Owner.TRAINING],
         linewidth=2,
         label="mean of tokens",
     )
@@ -120,140 +157,100 @@ def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any
     num_tokens = {int(lag): number for lag, number in staleness["histogram"].items()}
     lags = list(range(max([bound, *num_tokens]) + 1))
     percents = [100 * num_tokens.get(lag, 0) / max(1, sum(num_tokens.values())) for lag in lags]
-    bars = whole.bar([str(lag) for lag in lags], percents, color=_OWNER_COLOURS[Owner.TRAINING])
-    whole.bar_label(bars, fmt="%.1f%%", fontsize=8, color=_INK)
+    bars = whole.bar([str(lag) for lag in lags], percents, color=OWNER_COLOURS[Owner.TRAINING])
+    if len(lags) <= 5:
+        whole.bar_label(bars, fmt="%.1f%%", fontsize=8, color=INK)
     whole.set(xlabel="lag in versions", ylabel="% of trained tokens", title="Whole run")
     whole.set_ylim(0, 1.12 * max([1.0, *percents]))
+    whole.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     return figure
 
 
-_PhaseSpan = tuple[str, float, float]
-"""Name, start and length of a phase, in seconds."""
-
-_MemoryPoint = tuple[float, Mapping[str, float]]
-"""Time in seconds, and bytes by tenant."""
-
-
-def _read_timeline(path: Path) -> tuple[list[_PhaseSpan], list[_MemoryPoint]]:
-    phases: list[_PhaseSpan] = []
-    memory: list[_MemoryPoint] = []
-    for event in read_trace(path):
-        if event.get("cat") == "phase":
-            phases.append((event["name"], event["ts"] / 1e6, event["dur"] / 1e6))
-        elif event["name"] == MEMORY_COUNTER:
-            memory.append((event["ts"] / 1e6, event["args"]))
-    return phases, sorted(memory, key=lambda point: point[0])
-
-
-def _phases(
-    summary: Mapping[str, Any], phases: Sequence[_PhaseSpan], memory: Sequence[_MemoryPoint]
-) -> Figure:
-    num_rows = 1 + bool(phases) + bool(phases and memory)
-    figure, axes = _figure(
-        9.0, 4.0 + 1.6 * (num_rows - 1), height_ratios=(3.2, 0.8, 1.6)[:num_rows]
+def _mismatch(metrics: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """None where no step trained tokens of its own version, or all agree to the last bit."""
+    names = {
+        "mismatch_max_abs_logprob_diff": "largest |difference|",
+        "mismatch_mean_abs_logprob_diff": "mean |difference|",
+        "mismatch_k3_kl": "KL (k3 estimate)",
+    }
+    figure, (axes,) = new_figure(3.2)
+    is_empty = True
+    for (name, label), colour in zip(names.items(), (FAINT, SERIES[0], SERIES[1]), strict=True):
+        # A logarithmic axis has no place for zero.
+        points = [(row["step"], row[name]) for row in metrics if row.get(name, 0.0) > 0]
+        if points:
+            is_empty = False
+            axes.plot(*zip(*points, strict=True), color=colour, label=label, marker=".")
+    if is_empty:
+        return None
+    axes.set_yscale("log")
+    axes.set(
+        xlabel="training step",
+        ylabel="nats per token, log scale",
+        title="Mismatch: trainer against engine, on the same weights",
     )
-    _phase_bars(axes[0], summary["phase_s"])
-    if not phases:
-        return figure
-    end_s = max(start_s + held_s for _, start_s, held_s in phases)
-    begin_s = max(min(start_s for _, start_s, _ in phases), _strip_begin(phases, end_s))
-    strip_end_s = min(end_s, begin_s + _STRIP_S)
-    _phase_strip(axes[1], phases, begin_s, strip_end_s)
-    if memory:
-        _memory(axes[2], memory, begin_s, strip_end_s)
-        axes[1].tick_params(labelbottom=False)
-    axes[-1].set_xlabel("seconds since the run began")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=9)
     return figure
 
 
-def _strip_begin(phases: Sequence[_PhaseSpan], end_s: float) -> float:
-    """A minute from the middle of what lies between start-up and the end.
-
-    Of start-up itself where the run came no further.
-    """
-    started_s = max((s + d for name, s, d in phases if name == Phase.STARTING), default=0.0)
-    if started_s >= end_s:
-        started_s = 0.0
-    return max(started_s, (started_s + end_s - _STRIP_S) / 2)
-
-
-def _phase_bars(axes: Axes, phase_s: Mapping[str, float]) -> None:
+def _phase_bars(phase_s: Mapping[str, float]) -> Figure:
+    figure, (axes,) = new_figure(3.8)
     total_s = sum(phase_s.values()) or 1.0
     names = list(phase_s)
     bars = axes.barh(
         [name.replace("_", " ") for name in names],
         [phase_s[name] for name in names],
-        color=[_OWNER_COLOURS[owner_of(Phase(name))] for name in names],
+        color=[OWNER_COLOURS[owner_of(Phase(name))] for name in names],
     )
     labels = [f"{held_s:.1f} s, {100 * held_s / total_s:.1f}%" for held_s in phase_s.values()]
-    axes.bar_label(bars, labels, padding=4, fontsize=8, color=_INK)
+    axes.bar_label(bars, labels, padding=4, fontsize=8, color=INK)
     axes.invert_yaxis()
     axes.set(xlabel="seconds", title="Where the time went")
     axes.set_xlim(0, 1.2 * max([1e-9, *phase_s.values()]))
     axes.grid(visible=False, axis="y")
-    patches = [
-        Patch(color=_OWNER_COLOURS[owner], label=label)
-        for owner, label in (
-            (Owner.ROLLOUT, "vLLM has the device"),
-            (Owner.TRAINING, "DeepSpeed has the device"),
-            (Owner.SWAP, "swap"),
-            (Owner.OTHER, "neither"),
-        )
-    ]
+    _owner_legend(axes)
+    return figure
+
+
+def _owner_legend(axes: Axes) -> None:
+    words = {
+        Owner.ROLLOUT: "vLLM has the device",
+        Owner.TRAINING: "DeepSpeed has the device",
+        Owner.SWAP: "swap",
+        Owner.OTHER: "neither",
+    }
+    patches = [Patch(color=OWNER_COLOURS[owner], label=label) for owner, label in words.items()]
     axes.legend(handles=patches, frameon=False, loc="lower right", fontsize=8)
 
 
-def _phase_strip(axes: Axes, phases: Sequence[_PhaseSpan], begin_s: float, end_s: float) -> None:
-    for owner, colour in _OWNER_COLOURS.items():
-        spans = [(s, d) for name, s, d in phases if owner_of(Phase(name)) is owner]
-        axes.broken_barh(spans, (0, 1), color=colour, linewidth=0)
-    axes.set(title=f"Who had the device, {begin_s:.0f} s to {end_s:.0f} s", yticks=[], ylim=(0, 1))
-    axes.set_xlim(begin_s, end_s)
-    axes.grid(visible=False)
-
-
-def _memory(axes: Axes, memory: Sequence[_MemoryPoint], begin_s: float, end_s: float) -> None:
-    names = list(dict.fromkeys(name for _, tenants in memory for name in tenants))
-    colours = {
-        "engine": _OWNER_COLOURS[Owner.ROLLOUT],
-        "trainer": _OWNER_COLOURS[Owner.TRAINING],
-    }
-    axes.stackplot(
-        [time_s for time_s, _ in memory],
-        [[tenants.get(name, 0) / 2**30 for _, tenants in memory] for name in names],
-        labels=[TENANT_WORDS.get(name, name) for name in names],
-        colors=[colours.get(name, _OWNER_COLOURS[Owner.OTHER]) for name in names],
-        step="post",
-        alpha=0.85,
-        linewidth=0,
+def _swaps(decisions: Sequence[Decision]) -> Figure:
+    """Stacked bars, one a swap; of many swaps the last, since what grows shows there."""
+    complete = [
+        (number, decision.phase_s)
+        for number, decision in enumerate(decisions, start=1)
+        if decision.phase_s
+    ]
+    shown = complete[-MAX_SWAPS_DRAWN:]
+    left_out = len(complete) - len(shown)
+    figure, (axes,) = new_figure(3.6)
+    numbers = [number for number, _ in shown]
+    floor = [0.0] * len(shown)
+    parts = [phase for phase in SWAP if phase is not Phase.TRAINING]
+    for phase, colour in zip(parts, SERIES, strict=False):
+        seconds = [phase_s.get(phase, 0.0) for _, phase_s in shown]
+        axes.bar(numbers, seconds, bottom=floor, color=colour, width=0.85, label=_spaced(phase))
+        floor = [low + high for low, high in zip(floor, seconds, strict=True)]
+    title = "What each swap cost, training left out"
+    axes.set(
+        xlabel="swap",
+        ylabel="seconds",
+        title=f"{title} (the last {len(shown)})" if left_out else title,
     )
-    axes.set(ylabel="memory, GiB")
-    axes.set_xlim(begin_s, end_s)
-    axes.legend(frameon=False, loc="upper right", ncols=len(names), fontsize=8)
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.25)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(frameon=False, loc="outside right center", fontsize=8)
+    return figure
 
 
-def _figure(
-    width: float,
-    height: float,
-    *,
-    width_ratios: Sequence[float] = (1,),
-    height_ratios: Sequence[float] = (1,),
-) -> tuple[Figure, list[Axes]]:
-    """Axes side by side or below each other, with the look that all pictures share."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    grid = figure.subplots(
-        len(height_ratios),
-        len(width_ratios),
-        squeeze=False,
-        width_ratios=width_ratios,
-        height_ratios=height_ratios,
-    )
-    axes = list(grid.flat)
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.spines[["left", "bottom"]].set_color(_FAINT)
-        one.tick_params(colors=_INK, labelsize=9)
-        one.grid(visible=True, color="#e6e6e6", linewidth=0.7)
-        one.set_axisbelow(True)
-    return figure, axes
+def _spaced(phase: Phase) -> str:
+    return phase.replace("_", " ")

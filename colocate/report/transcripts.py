@@ -96,6 +96,19 @@ def write_transcripts(folder: Path, step: int, samples: Sequence[TrajectorySampl
     return path
 
 
+def read_transcripts(path: Path) -> list[TrajectorySample]:
+    """What ``write_transcripts`` wrote.
+
+    Raises:
+        OSError: the file cannot be read, or is no parquet (pyarrow's errors are of this kind).
+        KeyError, TypeError, ValueError: it holds something else.
+    """
+    return [
+        TrajectorySample(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
+        for row in pq.read_table(path, schema=SCHEMA).to_pylist()
+    ]
+
+
 def format_transcript(sample: TrajectorySample, *, max_lines: int = 20) -> str:
     """Who said what, a line each, ready for a terminal.
 
@@ -105,7 +118,7 @@ def format_transcript(sample: TrajectorySample, *, max_lines: int = 20) -> str:
     width = max(len(speaker) for speaker in ("prompt", "agent", "environment"))
     lines: list[str] = []
     for turn in sample.turns:
-        shown = [_printable(line) for line in turn.text.rstrip("\n").split("\n")]
+        shown = [printable(line) for line in turn.text.rstrip("\n").split("\n")]
         speakers = [turn.speaker, *[""] * (len(shown) - 1)]
         pairs = zip(speakers, shown, strict=True)
         lines += [f"{speaker:>{width}}  {text}".rstrip() for speaker, text in pairs]
@@ -116,12 +129,12 @@ def format_transcript(sample: TrajectorySample, *, max_lines: int = 20) -> str:
         gap = f"{'':>{width}}  ({omitted} lines left out)"
         lines = [*lines[:head], gap, *lines[len(lines) - tail :]]
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.2f}"
+    return "\n".join([*lines, f"{'':>{width}}  -> {reward}, {sample.ending}{weights_of(sample)}"])
+
+
+def weights_of(sample: TrajectorySample) -> str:
+    """Which versions sampled its trainable tokens, as the end of a sentence."""
     versions = sorted({v for v, m in zip(sample.versions, sample.loss_mask, strict=True) if m})
-    weights = _weights(versions)
-    return "\n".join([*lines, f"{'':>{width}}  -> {reward}, {sample.ending}{weights}"])
-
-
-def _weights(versions: Sequence[int]) -> str:
     if not versions:
         return ""
     if len(versions) == 1:
@@ -129,6 +142,6 @@ def _weights(versions: Sequence[int]) -> str:
     return f", by weights of versions {versions[0]} to {versions[-1]}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What a model wrote must not steer the terminal: control characters are shown as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

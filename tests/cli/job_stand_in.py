@@ -18,7 +18,7 @@ from colocate.cli.multirun import stop_with_parent
 from colocate.cli.train import run_job, train
 from colocate.config import RunConfig
 
-FAILS, CRASHES, LEAVES_A_PROCESS, WAITS, FINDS_NO_OTHER = 1, 2, 3, 4, 5
+FAILS, CRASHES, LEAVES_A_PROCESS, WAITS, FINDS_NO_OTHER, FAILS_ONCE = 1, 2, 3, 4, 5, 6
 LEFT_BEHIND = "import time; time.sleep(600)"
 
 
@@ -40,6 +40,10 @@ def run(config: RunConfig, run_dir: Path) -> int:
     if config.seed == FINDS_NO_OTHER:
         left_pid = (run_dir.parent / "left.pid").read_text(encoding="utf-8")
         return 1 if Path(f"/proc/{left_pid}").exists() else 0
+    if config.seed == FAILS_ONCE and not (run_dir.parent / "superseded").exists():
+        (run_dir / "summary.json").write_text('{"status": "failed", "error": "the first time"}')
+        return 1
+    (run_dir / "summary.json").write_text('{"status": "completed", "error": null}')
     return 0
 
 

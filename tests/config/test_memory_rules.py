@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from colocate.adapters.memory.shared_memory import SharedMemory, SharedMemoryError
+from colocate.config import DEFAULT_BUCKET_BYTES
 from colocate.preflight import memory as memory_rules
 from tests.config.conftest import GPU_BYTES
 from tests.config.trees import fields_of, problem_of
@@ -263,7 +264,7 @@ def test_no_bucket_is_named_where_a_tensor_alone_does_not_fit(
 def test_buckets_of_a_model_whose_size_is_not_known_must_fit_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_shared_memory(2 * 32 * 2**20 - 1, monkeypatch)
+    with_shared_memory(2 * DEFAULT_BUCKET_BYTES["cpu"] - 1, monkeypatch)
     values = {"model": {"path": "some/model"}}
 
     assert fields_of(values) == {BUCKET}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +57,22 @@ def test_without_zero_only_float32_can_be_trained(
 ) -> None:
     values = {"model.dtype": model, "trainer.dtype": trainer, "trainer.zero_stage": 0}
     assert fields_of(values) == (set() if allowed else {"trainer.zero_stage"})
+
+
+def test_packing_is_refused_with_a_model_that_must_be_padded(tmp_path: Path) -> None:
+    settings = {"model_type": "mistral", "sliding_window": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    model = {"model.embedded": None, "model.path": str(tmp_path)}
+    problem = problem_of({**model, "trainer.packing": True})
+    assert problem.field == "trainer.packing"
+    assert "its attention has a sliding window" in problem.rule
+    assert fields_of({**model, "trainer.packing": "auto"}) == set()
+
+
+@pytest.mark.parametrize("packing", ["auto", True, False])
+def test_the_embedded_model_can_be_packed_and_padded(packing: str | bool) -> None:
+    assert fields_of({"trainer.packing": packing}) == set()
+
+
+def test_another_word_for_packing_is_refused() -> None:
+    assert problem_of({"trainer.packing": "always"}).field == "trainer.packing"

@@ -59,7 +59,7 @@ class Rank:
         trainer = trainer_config(stage, 1, 100, options)
 
         def scorer():
-            return load_scorer(model, dtype=dtype, temperature=TEMPERATURE, device=CPU)
+            return load_scorer(model, trainer, dtype=dtype, temperature=TEMPERATURE, device=CPU)
 
         self.engine = TrainingEngine(scorer(), trainer, dtype=dtype, device=CPU)
         self.reference = scorer().requires_grad_(False)

@@ -18,7 +18,7 @@ from tests.contracts.inference import EngineUnderTest, InferenceContract
 from tests.contracts.memory import MemoryContract
 from tests.contracts.trainer import TrainerContract, TrainerUnderTest
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.engine
 
 NEWLINE = 12
 
@@ -45,6 +45,7 @@ async def deepspeed(
     assert not trainer.process_ids()
 
 
+@pytest.mark.asyncio(loop_scope="session")
 class TestVllmInference(InferenceContract):
     @pytest_asyncio.fixture(loop_scope="session")
     async def engine(self, engine, tied_models, tmp_path: Path, request) -> EngineUnderTest:
@@ -60,6 +61,7 @@ class TestVllmInference(InferenceContract):
         )
 
 
+@pytest.mark.asyncio(loop_scope="session")
 class TestDeepSpeedTrainer(TrainerContract):
     @pytest_asyncio.fixture(loop_scope="session")
     async def under_test(self, deepspeed: TrainerUnderTest) -> TrainerUnderTest:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from colocate.adapters.deepspeed.buffers import SharedMemoryBuffers
+from colocate.adapters.deepspeed.export import Exporter
 from colocate.adapters.deepspeed.shared_memory import FOLDER, file_prefix
 from colocate.adapters.vllm.buffers import OpenBuffers
 
@@ -61,6 +66,35 @@ def test_a_slot_grows_for_a_larger_bucket_and_serves_smaller_ones(writer, reader
     for index, size in enumerate([100, 70_000, 30, 200_000]):
         send(writer, reader, 0, [index + 1] * size)
     assert path_of(writer, 0).stat().st_size == 200_000
+
+
+def test_pages_are_in_place_before_they_are_written(writer):
+    num_pages = 1024
+    buffer = writer.open(0, num_pages * mmap.PAGESIZE).numpy()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    buffer.fill(1)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < num_pages // 8
+
+
+def test_a_slot_is_made_once_for_the_largest_bucket_that_it_will_hold(writer, reader):
+    sizes = (100, 300, 400, 1200, 700, 200)
+    parameters = {str(n): nn.Parameter(torch.full((n,), float(n))) for n in sizes}
+    exporter = Exporter(
+        SimpleNamespace(named_parameters=parameters.items),
+        writer,
+        dtype=torch.float32,
+        bucket_bytes=1,
+        rank=0,
+        num_ranks=1,
+    )
+    made: dict[str, set[tuple[int, int]]] = {}
+    for index, size in enumerate(sizes):
+        packed = exporter.pack(index, checksums=False)
+        status = Path(packed.handle["path"]).stat()
+        made.setdefault(packed.handle["path"], set()).add((status.st_ino, status.st_size))
+        values = reader.open(packed.handle)[: 4 * size].view(torch.float32)
+        assert torch.equal(values, parameters[str(size)].detach())
+    assert [sorted(size for _, size in files) for files in made.values()] == [[2800], [4800]]
 
 
 def test_a_sender_may_use_one_name_for_files_one_after_another(tmp_path, reader):

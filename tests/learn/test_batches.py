@@ -82,6 +82,33 @@ def test_padding_is_on_the_right_and_never_pointed_at():
     assert batch.weights.tolist() == [1.0] * 4
 
 
+def test_packed_rows_lie_end_to_end_with_positions_that_begin_anew():
+    short = {"loss_mask": [0, 1], "logprobs": [0.0, -0.9], "versions": [-1, 2]}
+    rows = make_rows(
+        [a_sample(), a_sample(token_ids=[7, 8], **short), a_sample(token_ids=[9, 6], **short)],
+        [2.0, -1.0, 0.5],
+    )
+    batch = collate(rows, device=CPU, packed=True)
+    assert batch.token_ids.tolist() == [[10, 11, 12, 13, 14, 15, 7, 8, 9, 6]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 0, 1]]
+    assert batch.runs == ((1, 6), (2, 2))
+    following = batch.token_ids[batch.batch_index, batch.positions + 1]
+    assert torch.equal(following, batch.targets)
+    assert batch.targets.tolist() == [12, 14, 15, 8, 6]
+    assert batch.sequence_index.tolist() == [0, 0, 0, 1, 2]
+    assert batch.sequence_tokens.tolist() == [3, 1, 1]
+    assert batch.advantages.tolist() == [2.0, 2.0, 2.0, -1.0, 0.5]
+    assert rows[1].positions.tolist() == [0]
+
+
+def test_packed_micro_batches_count_no_padding():
+    rows = [row_of(length) for length in (10, 2, 2, 2)]
+    (minibatch,) = plan_minibatches(
+        rows, num_minibatches=1, num_ranks=1, micro_batch_tokens=16, seed=0, packed=True
+    )
+    assert [len(chosen) for chosen in minibatch.ranks[0]] == [4]
+
+
 def test_a_dummy_has_one_token_and_it_weighs_nothing():
     dummy = collate([], device=CPU)
     assert dummy.weights.tolist() == [0.0]
@@ -94,9 +121,10 @@ def test_a_dummy_has_one_token_and_it_weighs_nothing():
     num_ranks=st.integers(1, 4),
     budget=st.integers(1, 200),
     seed=st.integers(0, 5),
+    packed=st.booleans(),
 )
 def test_a_plan_trains_each_row_once_within_budget_and_keeps_ranks_in_step(
-    lengths, num_minibatches, num_ranks, budget, seed
+    lengths, num_minibatches, num_ranks, budget, seed, packed
 ):
     rows = [row_of(length) for length in lengths]
     plan = plan_minibatches(
@@ -105,6 +133,7 @@ def test_a_plan_trains_each_row_once_within_budget_and_keeps_ranks_in_step(
         num_ranks=num_ranks,
         micro_batch_tokens=budget,
         seed=seed,
+        packed=packed,
     )
     assert len(plan) == min(num_minibatches, len(rows))
     trained = []
@@ -115,8 +144,8 @@ def test_a_plan_trains_each_row_once_within_budget_and_keeps_ranks_in_step(
         assert minibatch.num_tokens == sum(rows[row].num_tokens for row in chosen) > 0
         trained += chosen
         for micro in (micro for share in minibatch.ranks for micro in share):
-            padded = len(micro) * max((rows[row].length for row in micro), default=0)
-            assert padded <= budget or len(micro) == 1
+            batch = collate([rows[row] for row in micro], device=CPU, packed=packed)
+            assert batch.token_ids.numel() <= budget or len(micro) <= 1
     assert sorted(trained) == list(range(len(rows)))
 
 

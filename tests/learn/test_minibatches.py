@@ -17,6 +17,7 @@ from colocate.config import AlgorithmConfig, CorrectionConfig, KlConfig
 from colocate.learn.advantages import compute_advantages
 from colocate.learn.batches import (
     MicroBatch,
+    MicroBatchRows,
     collate,
     make_rows,
     plan_minibatches,
@@ -123,16 +124,24 @@ def found_gradient(
     num_ranks: int = 1,
     micro_batch_tokens: int = 10**6,
     padding: int = 0,
+    packed: bool = False,
 ) -> Tensor:
     """Of one optimizer step, as ranks with micro-batches take it together."""
     rows = make_rows(samples, compute_advantages(samples, algorithm))
     (minibatch,) = plan_minibatches(
-        rows, num_minibatches=1, num_ranks=num_ranks, micro_batch_tokens=micro_batch_tokens, seed=0
+        rows,
+        num_minibatches=1,
+        num_ranks=num_ranks,
+        micro_batch_tokens=micro_batch_tokens,
+        seed=0,
+        packed=packed,
     )
-    shares = [
-        [(chosen, padded(collate([rows[i] for i in chosen], device=CPU), padding)) for chosen in of]
-        for of in minibatch.ranks
-    ]
+
+    def tensors(chosen: MicroBatchRows) -> MicroBatch:
+        batch = collate([rows[i] for i in chosen], device=CPU, packed=packed)
+        return batch if packed else padded(batch, padding)
+
+    shares = [[(chosen, tensors(chosen)) for chosen in of] for of in minibatch.ranks]
     if algorithm.kl.off_the_reward:
         penalties = [0.0] * len(samples)
         for chosen, batch in (item for share in shares for item in share if item[0]):
@@ -228,10 +237,11 @@ def whole_gradient(name: str) -> Tensor:
     num_ranks=st.integers(1, 5),
     micro_batch_tokens=st.sampled_from([1, 20, 40, 10**6]),
     padding=st.integers(0, 9),
+    packed=st.booleans(),
     order=st.permutations(range(12)),
 )
-def test_order_padding_micro_batches_and_ranks_change_nothing_but_rounding(
-    name, num_ranks, micro_batch_tokens, padding, order
+def test_order_padding_packing_micro_batches_and_ranks_change_nothing_but_rounding(
+    name, num_ranks, micro_batch_tokens, padding, packed, order
 ):
     samples = make_samples(seed=2)
     found = found_gradient(
@@ -240,6 +250,7 @@ def test_order_padding_micro_batches_and_ranks_change_nothing_but_rounding(
         num_ranks=num_ranks,
         micro_batch_tokens=micro_batch_tokens,
         padding=padding,
+        packed=packed,
     )
     assert_same(found, whole_gradient(name))
 

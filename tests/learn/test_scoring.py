@@ -7,7 +7,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from colocate.learn.batches import collate, make_rows
-from colocate.learn.scoring import TokenScorer, token_logprobs
+from colocate.learn.scoring import TokenScorer
+from colocate.learn.token_scores import Wanted, score_logits_in_chunks
 from colocate.ports import TrainingSample
 
 CPU = torch.device("cpu")
@@ -95,9 +96,9 @@ def test_the_output_head_sees_only_the_wanted_positions(model):
     scorer = TokenScorer(copy.deepcopy(model), temperature=TEMPERATURE)
     row = a_row(30, seed=7)
     seen = []
-    scorer.model.lm_head.register_forward_hook(lambda head, args, out: seen.append(out.shape))
+    scorer.model.lm_head.register_forward_hook(lambda head, args, out: seen.append(args[0].shape))
     scorer(collate([row], device=CPU), with_entropy=False)
-    assert seen == [(1, row.num_tokens, 23)]
+    assert seen == [(1, row.num_tokens, 32)]
     assert row.num_tokens < row.length
 
 
@@ -133,16 +134,11 @@ def test_chunks_change_neither_scores_nor_gradients(dtype):
     logits = torch.randn(37, 11).to(dtype)
     targets = torch.randint(11, (37,))
 
-    def scored(max_chunk_elements: int):
+    wanted = Wanted(targets=targets, temperature=TEMPERATURE, with_entropy=True, entropy_grad=True)
+
+    def scored(max_elements: int):
         leaf = logits.clone().requires_grad_()
-        logprobs, entropy = token_logprobs(
-            leaf,
-            targets,
-            temperature=TEMPERATURE,
-            with_entropy=True,
-            entropy_grad=True,
-            max_chunk_elements=max_chunk_elements,
-        )
+        logprobs, entropy = score_logits_in_chunks(leaf, wanted, max_elements=max_elements)
         (logprobs.sum() + 0.3 * entropy.sum()).backward()
         return logprobs, entropy, leaf.grad
 

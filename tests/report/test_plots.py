@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from colocate.report.plots import running_mean, write_plots
+from colocate.report.plots import write_plots
+from colocate.report.run_files import Intervals, read_run
+from colocate.report.style import running_mean
+from colocate.report.timeline_plot import concurrency
 
 
 def has_ink(path: Path) -> bool:
@@ -18,36 +21,63 @@ def has_ink(path: Path) -> bool:
     return image.shape[0] > 300 and image.shape[1] > 600 and len(np.unique(image)) > 50
 
 
-def test_a_run_has_three_pictures(run_dir: Path) -> None:
-    paths = write_plots(run_dir, optimum=0.81)
-    assert {path.name for path in paths} == {"reward.png", "phases.png", "staleness.png"}
-    assert all(path.parent == run_dir / "plots" and has_ink(path) for path in paths)
+def drawn(run_dir: Path) -> set[str]:
+    return set(write_plots(read_run(run_dir)))
+
+
+WHOLE = {"reward", "phases", "timeline", "staleness"}
+
+
+def test_a_run_has_its_pictures(run_dir: Path) -> None:
+    plots = write_plots(read_run(run_dir), optimum=0.81)
+    assert set(plots) == WHOLE
+    for name, plot in plots.items():
+        assert plot.path == run_dir / "plots" / f"{name}.png"
+        assert has_ink(plot.path)
+        assert plot.says
 
 
 def test_a_run_that_trained_nothing_shows_where_its_time_went(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").unlink()
     (run_dir / "trace.json").unlink()
-    assert [path.name for path in write_plots(run_dir)] == ["phases.png"]
+    assert drawn(run_dir) == {"phases"}
 
 
 def test_a_killed_runs_trace_is_enough(run_dir: Path) -> None:
     trace = run_dir / "trace.json"
     trace.write_text(trace.read_text()[:-40])
-    assert len(write_plots(run_dir)) == 3
+    assert drawn(run_dir) == WHOLE
 
 
 def test_one_training_step_is_enough(run_dir: Path) -> None:
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text(metrics.read_text().split("\n")[0] + "\n")
-    assert len(write_plots(run_dir)) == 3
+    assert drawn(run_dir) == WHOLE
 
 
 def test_a_run_without_any_phase_time_can_be_drawn(run_dir: Path) -> None:
     path = run_dir / "summary.json"
     summary = json.loads(path.read_text())
     path.write_text(json.dumps({**summary, "phase_s": dict.fromkeys(summary["phase_s"], 0.0)}))
-    assert len(write_plots(run_dir)) == 3
+    assert drawn(run_dir) == WHOLE
 
 
 def test_a_running_mean_starts_with_what_there_is() -> None:
     assert running_mean([1.0, 3.0, 5.0, 7.0], 2) == pytest.approx([1.0, 2.0, 4.0, 6.0])
+
+
+def test_steps_that_measured_the_mismatch_show_it(run_dir: Path) -> None:
+    path = run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows[::2]:
+        row["mismatch_mean_abs_logprob_diff"] = 1e-6
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert drawn(run_dir) == WHOLE | {"mismatch"}
+
+
+def test_concurrency_counts_what_is_open_and_what_never_ended() -> None:
+    intervals = Intervals()
+    intervals.starts_s.extend([3.0, 1.0, 2.0])
+    intervals.ends_s.extend([2.5, 4.0])
+    times = np.array([0.5, 1.0, 2.2, 2.7, 3.5, 9.0])
+    assert list(concurrency(intervals, times)) == [0, 1, 2, 1, 2, 1]

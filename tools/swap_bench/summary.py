@@ -190,14 +190,20 @@ def _memory(readings: Sequence[Mapping[str, int]], num_kept: int) -> dict[str, A
 
 
 def _growth(values: Sequence[int]) -> dict[str, Any]:
+    """Median and slope with its interval; ``halves``: the same slopes of either half alone.
+
+    What an allocator takes until it has enough shows in the first half and not in the second; what
+    leaks shows alike in both.
+    """
     figures: dict[str, Any] = {"median": statistics.median(values)}
     if len(values) < MIN_READINGS:
-        return {**figures, "slope": None, "low": None, "high": None, "grows": None}
+        return {**figures, "slope": None, "low": None, "high": None, "grows": None, "halves": None}
     trend = trend_of(values)
+    middle = len(values) // 2
+    halves = [trend_of(values[:middle]), trend_of(values[-middle:])]
     return {
         **figures,
-        "slope": trend.slope,
-        "low": trend.low,
-        "high": trend.high,
+        **asdict(trend),
         "grows": trend.is_told_from_zero and trend.slope > 0,
+        "halves": [asdict(half) for half in halves],
     }

@@ -130,20 +130,21 @@ def _transport(figures: Mapping[str, Any]) -> Table:
         low, high = found["share_of_plain_copy_range"][threads]
         share_of_it = _percent(found["share_of_plain_copy"][threads])
         spread = f"{_percent(low)} to {_percent(high)}"
-        table.add_row(_threads("one copy", threads), _rate(rate), share_of_it, spread)
+        table.add_row(_copies("one copy", threads), _rate(rate), share_of_it, spread)
     for threads, rate in found["two_plain_copies"].items():
         share_of_it = _percent(found["share_of_two_copies"][threads])
-        table.add_row(_threads("two in a row", threads), _rate(rate), share_of_it, "")
+        table.add_row(_copies("two in a row", threads), _rate(rate), share_of_it, "")
     table.caption = (
         f"Shard -> shared buffer -> engine, without checksums and reload, {found['rounds']} "
         "rounds. A plain copy is torch's copy_ of tensors of the same sizes into memory in use, in "
-        "one process. Transport copies with one thread on either side."
+        "one process: with one thread, as either side of transport copies, and with a thread for "
+        "each CPU, which is what both sides have together."
     )
     return table
 
 
-def _threads(what: str, count: str) -> str:
-    return f"{what}, {count} thread{'' if count == '1' else 's'}"
+def _copies(what: str, threads: str) -> str:
+    return f"{what}, {'1 thread' if threads == '1' else f'{threads} threads (all CPUs)'}"
 
 
 def _percent(value: float) -> str:
@@ -151,24 +152,37 @@ def _percent(value: float) -> str:
 
 
 def _memory(readings: Mapping[str, Mapping[str, Any]], what: str) -> Table:
-    table = _table(f"{what} held, and its growth", "", "median", "per swap", "95% interval", "")
+    table = _table(
+        f"{what} held, and its growth",
+        *("", "median", "per swap", "95% interval", "first half", "second half", ""),
+    )
     for name, found in _shown(readings):
         if found["slope"] is None:
-            table.add_row(name, size(found["median"]), "-", "", "too few swaps")
+            table.add_row(name, size(found["median"]), "-", "", "", "", "too few swaps")
             continue
-        verdict = "grows" if found["grows"] else "not told from zero"
         table.add_row(
             name,
             size(found["median"]),
             _growth(found["slope"]),
             f"{_growth(found['low'])} to {_growth(found['high'])}",
-            Text(verdict, style="yellow" if found["grows"] else "green"),
+            *(_growth(half["slope"]) for half in found["halves"]),
+            _verdict(found),
         )
     table.caption = (
-        "Allocators and caches may grow for tens of swaps until they have what they need: "
-        "--swaps 100 tells that from a leak, and --bare leaves requests and training out."
+        "Allocators and caches may grow for tens of swaps until they have what they need; a leak "
+        "is the same in either half. --swaps 100 tells one from the other, and --bare leaves "
+        "requests and training out."
     )
     return table
+
+
+def _verdict(found: Mapping[str, Any]) -> Text:
+    if not found["grows"]:
+        return Text("not told from zero", style="green")
+    second = found["halves"][1]
+    if second["low"] <= 0:
+        return Text("grows, in the second half not told from zero", style="green")
+    return Text("grows", style="yellow")
 
 
 def _shown(

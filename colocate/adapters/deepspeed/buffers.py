@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,9 +70,7 @@ class SharedMemoryBuffers:
                 self._reserve(self._path(slot), num_bytes, fresh=buffer is None)
             if self._num_ranks > 1:
                 torch.distributed.barrier()
-            buffer = torch.from_file(
-                str(self._path(slot)), shared=True, size=num_bytes, dtype=torch.uint8
-            )
+            buffer = _map_resident(self._path(slot), num_bytes)
             self._slots[slot] = buffer
         return buffer[:num_bytes]
 
@@ -105,6 +104,16 @@ class SharedMemoryBuffers:
             ) from error
         finally:
             os.close(descriptor)
+
+
+def _map_resident(path: Path, num_bytes: int) -> Tensor:
+    """Maps a file for writing, with all its pages in place.
+
+    One call for all of them takes a fraction of what a fault for each takes while it is written.
+    """
+    with path.open("r+b") as file:
+        pages = mmap.mmap(file.fileno(), num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 class CudaIpcBuffers:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -215,25 +217,21 @@ class DeepSpeedTrainer:
         """Yields every parameter, in full, packed in buckets.
 
         A bucket is valid until the next is asked for, or the generator is closed. Close it
-        (``contextlib.aclosing``) where it is not read to its end. While one is read the next is
-        packed, where there is memory for two.
+        (``contextlib.aclosing``) where it is not read to its end. While one is read the next are
+        packed, as many as there is memory for.
         """
         first, *_ = await self._ask(wire.ListWeights(), wire.Weights)
         self._export_seconds = {}
-        ahead: asyncio.Task[WeightBucket] | None = None
+        waiting = iter(range(first.num_buckets))
+        packing: deque[asyncio.Task[WeightBucket]] = deque()
         try:
-            for index in range(first.num_buckets):
-                bucket = await (ahead or self._pack(index, checksums))
-                ahead = None
-                if first.num_slots > 1 and index + 1 < first.num_buckets:
-                    ahead = asyncio.create_task(self._pack(index + 1, checksums))
-                yield bucket
+            for _ in range(first.num_buckets):
+                for index in islice(waiting, first.num_slots - len(packing)):
+                    packing.append(asyncio.create_task(self._pack(index, checksums)))
+                yield await packing.popleft()
         finally:
-            # Cancelled, it would leave an answer behind that the next question would take.
-            if ahead is not None:
-                await asyncio.wait({ahead})
-                if not ahead.cancelled():
-                    ahead.exception()
+            # Cancelled, they would leave answers behind that the next question would take.
+            await asyncio.gather(*packing, return_exceptions=True)
             if self._broken is None:
                 await self._ask(wire.ReleaseBuckets(), wire.Done)
 

@@ -10,12 +10,15 @@ import deepspeed
 import torch
 import transformers.utils.logging
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from colocate.adapters.deepspeed.moves import ZeroState
 from colocate.adapters.deepspeed.options import merged
 from colocate.config import TrainerConfig
 from colocate.learn.batches import MicroBatch
+from colocate.learn.packed_attention import PACKED_ATTENTION
+from colocate.learn.packing import decide_packing
+from colocate.learn.recomputation import recompute_layers
 from colocate.learn.scoring import TokenScorer
 
 REDUCE_BUCKET_ELEMENTS = 2**26
@@ -66,19 +69,33 @@ def deepspeed_config(trainer: TrainerConfig, *, dtype: str, num_elements: int) -
 
 
 def load_scorer(
-    model_path: str, *, dtype: str, temperature: float, device: torch.device
+    model_path: str,
+    trainer: TrainerConfig,
+    *,
+    dtype: str,
+    temperature: float,
+    device: torch.device,
 ) -> TokenScorer:
     """The model of a Hugging Face folder, in evaluation mode.
 
     Without dropout the same weights give the same probabilities twice, on which the ratio of
     current to proximal policy rests.
+
+    Raises:
+        ValueError: the trainer is to do what cannot be done with this model.
     """
     # A bar's frames would stand in the log where a rank's last words are looked for.
     transformers.utils.logging.disable_progress_bar()
+    settings = AutoConfig.from_pretrained(model_path)
+    packed = decide_packing(trainer.packing, settings.to_dict())
     model = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        model_path,
+        dtype=getattr(torch, dtype),
+        attn_implementation=PACKED_ATTENTION if packed else "sdpa",
     )
-    return TokenScorer(model, temperature=temperature).to(device).eval()
+    if trainer.gradient_checkpointing:
+        recompute_layers(model)
+    return TokenScorer(model.to(device).eval(), temperature=temperature, packed=packed)
 
 
 class TrainingEngine:
@@ -107,6 +124,11 @@ class TrainingEngine:
         )
         self.deepspeed.eval()
         self.state = ZeroState(self.deepspeed, stage=self._stage, device=device)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the rows of a micro-batch may lie end to end."""
+        return bool(self.deepspeed.module.packed)
 
     def score(
         self, batch: MicroBatch, *, with_entropy: bool, entropy_grad: bool = False

@@ -68,6 +68,11 @@ class Exporter:
             _places([(name, *parameters[name]) for name in names])
             for names in plan_buckets(sizes, bucket_bytes)
         ]
+        # Of its largest bucket: a slot that grows has to be mapped again, page after page.
+        ends = [places[-1].offset + places[-1].num_bytes for places in self._buckets]
+        self._slot_bytes = [
+            max(ends[slot :: self.num_slots], default=0) for slot in range(self.num_slots)
+        ]
         self._seconds: dict[str, float] = {}
 
     @property
@@ -88,7 +93,7 @@ class Exporter:
         places = self._buckets[index]
         slot = index % self._buffers.num_slots
         with self._timed("copy"):
-            buffer = self._buffers.open(slot, places[-1].offset + places[-1].num_bytes)
+            buffer = self._buffers.open(slot, self._slot_bytes[slot])
         sums = np.zeros((len(places), 2), dtype=np.uint64)
         for row, place in enumerate(places):
             with self._timed("gather"):

@@ -20,7 +20,7 @@ def score_prompts(
 
     All ranks call it together, with parameters resident. The prompts go through one forward pass.
     """
-    batch = collate([_row(prompt) for prompt in prompts], device=device)
+    batch = collate([_row(prompt) for prompt in prompts], device=device, packed=engine.packed)
     logprobs, _ = engine.deepspeed(batch, with_entropy=False, temperature=1.0)
     return list(torch.split(logprobs, [len(prompt) - 1 for prompt in prompts]))
 

@@ -120,6 +120,7 @@ def train_step(
         num_ranks=trainer.num_ranks,
         micro_batch_tokens=trainer.micro_batch_tokens,
         seed=settings.seed + version,
+        packed=engine.packed,
     )
     shares = _score_plan(engine, reference, rows, plan, settings)
     advantages, penalty_metrics = admitted.advantages, dict[str, float]()
@@ -173,7 +174,9 @@ def _score_plan(
     for index, minibatch in enumerate(plan):
         share = []
         for chosen in minibatch.ranks[settings.rank]:
-            micro_batch = collate([rows[row] for row in chosen], device=settings.device)
+            micro_batch = collate(
+                [rows[row] for row in chosen], device=settings.device, packed=engine.packed
+            )
             with torch.no_grad():
                 known = index >= spared
                 proximal = engine.score(micro_batch, with_entropy=False)[0] if known else None

@@ -42,6 +42,7 @@ class Worker:
         def scorer() -> TokenScorer:
             return load_scorer(
                 setup.model_path,
+                self._trainer,
                 dtype=setup.dtype,
                 temperature=setup.temperature,
                 device=self._device,

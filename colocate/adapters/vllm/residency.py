@@ -12,23 +12,17 @@ that freed nothing as done. What the workers hold afterwards decides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from colocate.core.memory import EVICTED
 from colocate.core.types import ENGINE_PARTS, Part, SleepMode
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_ASLEEP: Mapping[SleepMode, frozenset[Part]] = {
-    SleepMode.PAUSE: frozenset(),
-    SleepMode.KV: frozenset({Part.KV_CACHE}),
-    SleepMode.LEVEL_1: ENGINE_PARTS,
-    SleepMode.LEVEL_2: ENGINE_PARTS,
-}
-"""Parts that must be woken after each mode. The modes are in the order of their depth."""
-
-_DEPTH = tuple(_ASLEEP)
+_DEPTH = tuple(EVICTED)
+"""The modes, from the shallowest to the deepest."""
 
 
 class EngineResidency:
@@ -49,7 +43,7 @@ class EngineResidency:
 
     @property
     def asleep(self) -> frozenset[Part]:
-        return _ASLEEP[self.mode]
+        return EVICTED[self.mode]
 
     async def measure(self, engine: AsyncLLM) -> dict[Part, int]:
         """Bytes by part: of all workers together on CPU, of the fullest worker on GPUs."""
