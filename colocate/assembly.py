@@ -65,6 +65,13 @@ def core_settings(config: RunConfig) -> Settings:
         redundant_groups=config.rollout.redundant_groups,
         spare_groups=config.rollout.spare_groups,
         mask_truncated=config.algorithm.overlong.mode == "mask",
+        replay_groups=config.buffer.replay_groups,
+        replay_min_std=config.buffer.replay_min_std,
+        replay_min_mean=config.buffer.replay_min_mean,
+        replay_max_staleness=config.buffer.replay_max_staleness,
+        replay_max_uses=config.buffer.replay_max_uses,
+        dynamic_sampling=config.algorithm.dynamic_sampling,
+        dynamic_sampling_max_groups=config.algorithm.dynamic_sampling_max_groups,
         sleep=str(config.inference.sleep),  # type: ignore[arg-type]  # one of its literals
         verify_every=config.inference.verify_every,
         mismatch_warn=config.inference.warns_of_mismatch_above(

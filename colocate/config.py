@@ -348,6 +348,16 @@ class AlgorithmConfig(Section):
     )
     entropy_coef: NonNegativeFloat = Field(0.0, description="Weight of the entropy bonus.")
     overlong: OverlongConfig = Field(default_factory=OverlongConfig)
+    dynamic_sampling: bool = Field(
+        False,
+        description="Groups whose rewards are all equal are filtered as soon as they are complete, "
+        "and others sampled in their place.",
+    )
+    dynamic_sampling_max_groups: PositiveInt | None = Field(
+        None,
+        description="After so many of them for one training step, further ones are trained as "
+        "they are; null: 10 x `groups_per_step`.",
+    )
     kl: KlConfig = Field(default_factory=KlConfig)
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
 
@@ -384,6 +394,21 @@ class BufferConfig(Section):
         description="A larger share of trajectories that are filtered, failed, or called invalid "
         "by their environment ends the run, once it is no accident.",
     )
+    replay_groups: NonNegativeInt = Field(
+        0,
+        description="Trained groups that are kept, to replace groups whose rewards are all equal "
+        "(first in, first out); 0: no replay.",
+    )
+    replay_min_std: NonNegativeFloat = Field(
+        0.1, description="A group is kept only if its rewards deviate by more (population's)."
+    )
+    replay_min_mean: float = Field(
+        0.5, description="A group is kept only if its mean reward is above."
+    )
+    replay_max_staleness: PositiveInt = Field(
+        4, description="No replayed token has a larger lag; older groups are forgotten."
+    )
+    replay_max_uses: PositiveInt = Field(1, description="How often one group is replayed at most.")
 
 
 class LatencyConfig(Section):

@@ -147,7 +147,10 @@ class Driver:
         self._carry_out: dict[type[Action], Callable[[Any], None]] = {
             act.StartTrajectory: self._start_trajectory,
             act.SubmitRequest: lambda a: self._gate.let_through(a.trajectory, a.request),
-            act.EndTrajectory: lambda a: self._floor.end(a.trajectory),
+            act.EndTrajectory: lambda a: self._floor.end(
+                a.trajectory, keeps_content=a.keeps_content
+            ),
+            act.ForgetContent: lambda a: self._floor.forget(a.trajectories),
             act.SetTimer: self._set_timer,
             act.SampleMemory: self._sample_memory,
             act.Train: lambda a: self._operate(self._train(a)),
@@ -394,10 +397,8 @@ class Driver:
 
     async def _train(self, action: act.Train) -> None:
         self._peak = None
-        batch = self._floor.batch(
-            action.batch, action.version, action.trajectories, self.scheduler.buffer.rewards()
-        )
-        digests = tuple(self._floor.contents[t].digest() for t in action.trajectories)
+        batch = self._floor.batch(action, self.scheduler.buffer.rewards())
+        digests = tuple(self._floor.contents[t].digest() for t in action.contents)
         report = await self._ports.trainer.train(batch)
         memory = await self._measure()
         for observer in self._observers:

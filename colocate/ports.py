@@ -130,6 +130,8 @@ class TrainingSample:
     trajectory that its environment called invalid: it is kept out of its group's statistics and
     bears no gradient. ``truncated`` marks one that ran out of tokens or turns. ``reward`` is as its
     environment, or the reward function, gave it: penalties are the trainer's business.
+    ``origin`` is the batch that a replayed one was first trained in, and None
+    where it is trained for the first time.
     """
 
     trajectory: TrajectoryId
@@ -141,6 +143,7 @@ class TrainingSample:
     reward: float
     masked: bool = False
     truncated: bool = False
+    origin: BatchId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

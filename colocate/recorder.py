@@ -80,6 +80,7 @@ class Recorder:
         lags = Counter(
             batch.version - version
             for sample in batch.samples
+            if sample.origin is None
             for version, bears in zip(sample.versions, sample.loss_mask, strict=True)
             if bears
         )
@@ -105,10 +106,16 @@ class Recorder:
         self._trace.close()
 
     def _choose(self, batch: TrainingBatch) -> list[TrainingSample]:
-        """Samples to keep: those whose reward is nearest to the step's mean come first."""
+        """Samples to keep: those whose reward is nearest to the step's mean come first.
+
+        What is replayed was to be seen when it was trained first.
+        """
+        own = [sample for sample in batch.samples if sample.origin is None]
+        if not own:
+            return []
         count = self._config.logger.transcripts_per_step
-        mean = sum(s.reward for s in batch.samples) / len(batch.samples)
-        return sorted(batch.samples, key=lambda s: abs(s.reward - mean))[:count]
+        mean = sum(s.reward for s in own) / len(own)
+        return sorted(own, key=lambda s: abs(s.reward - mean))[:count]
 
     def _trace_event(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
         for action in actions:
@@ -156,6 +163,7 @@ class Recorder:
                 "swaps": scheduler.books.swaps,
                 **event.metrics,
                 **self._redundancy(event, scheduler),
+                **scheduler.books.groups.of_last_step,
             }
         )
 
@@ -204,7 +212,7 @@ class Recorder:
 
     def _eta_s(self, time_s: float, scheduler: Scheduler) -> float | None:
         """From the pace since the first step; the first is slower than the rest."""
-        num_done = len(scheduler.books.rewards) - 1
+        num_done = scheduler.books.steps - 1
         if self._first_step_s is None or num_done < 1:
             return None
         return (time_s - self._first_step_s) / num_done * scheduler.swapper.num_steps_left

@@ -19,17 +19,21 @@ def check_acknowledgement(buffer: Buffer, lease: Lease, event: BatchTrained) -> 
             f"batch {event.batch} began at version {lease.version} and ended at "
             f"{event.version}; a training step is one version"
         )
-    known = tuple(_digest(buffer, t) for t in lease.trajectories)
+    replayed = [member for replay in lease.replays for member in replay.members]
+    names = (*lease.trajectories, *(member.id for member in replayed))
+    known = (
+        *(_digest(buffer, t) for t in lease.trajectories),
+        *(member.digest for member in replayed),
+    )
     if event.digests != known:
-        wrong = [
-            t for t, a, b in zip(lease.trajectories, known, event.digests, strict=False) if a != b
-        ]
+        wrong = [t for t, a, b in zip(names, known, event.digests, strict=False) if a != b]
         raise ProtocolError(
             f"batch {event.batch} was not trained on what was leased: of "
             f"{len(known)} trajectories {len(event.digests)} came back, and the content of "
             f"{wrong or 'none'} differs"
         )
     expected = sum(s.length for s in buffer.trained_spans(lease))
+    expected += sum(member.num_sampled_tokens for member in replayed)
     if event.num_tokens != expected:
         raise ProtocolError(
             f"batch {event.batch} has {expected} sampled tokens, but {event.num_tokens} were "

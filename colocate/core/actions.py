@@ -17,6 +17,7 @@ from colocate.core.types import (
     Ending,
     GroupId,
     Part,
+    ReplayLease,
     SleepMode,
     TrajectoryId,
     Version,
@@ -47,10 +48,23 @@ class SubmitRequest(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTrajectory(Action):
-    """Close its environment, forget its content. ``reason`` is for people."""
+    """Close its environment, forget its content. ``reason`` is for people.
+
+    ``keeps_content``: the content may be replayed, and stays until ``ForgetContent`` names it.
+    """
 
     trajectory: TrajectoryId
     ending: Ending
+    reason: str
+    keeps_content: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetContent(Action):
+    """These trajectories, all of a group that was kept, will not be replayed (again)."""
+
+    group: GroupId
+    trajectories: tuple[TrajectoryId, ...]
     reason: str
 
 
@@ -157,11 +171,20 @@ class LoadTrainer(PhaseAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train(Action):
-    """Train these trajectories, in this order, in one step that begins at ``version``."""
+    """Train these trajectories, in this order, in one step that begins at ``version``.
+
+    ``replays`` follow them: groups that were trained before, each under a lease of its own.
+    """
 
     batch: BatchId
     version: Version
     trajectories: tuple[TrajectoryId, ...]
+    replays: tuple[ReplayLease, ...] = ()
+
+    @property
+    def contents(self) -> tuple[TrajectoryId, ...]:
+        """Whose content the trainer is given, in its order; digests come back in this order."""
+        return (*self.trajectories, *(t for r in self.replays for t in r.trajectories))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

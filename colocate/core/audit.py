@@ -6,7 +6,7 @@ says where the two would differ. The invariants are those of ``docs/architecture
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from colocate.core import actions as act
 from colocate.core import events as ev
 from colocate.core.audit_memory import MemoryAuditor
+from colocate.core.audit_replay import ReplayAuditor, Trained
 from colocate.core.phases import Phase
 from colocate.core.settings import Settings
 from colocate.core.types import BatchId, Ending, FinishReason, GroupId, TrajectoryId
@@ -35,6 +36,7 @@ class _Life:
     versions: Counter[int] = field(default_factory=Counter)
     digest: str = ""
     finished: bool = False
+    reward: float = 0.0
     ending: Ending | None = None
     trained_in: BatchId | None = None
 
@@ -47,6 +49,7 @@ class Auditor:
         self.num_events = 0
         self.num_batches = 0
         self._lives: dict[TrajectoryId, _Life] = {}
+        self._admitted: defaultdict[GroupId, list[TrajectoryId]] = defaultdict(list)
         self._settings: Settings | None = None
         self._trainer_version = 0
         self._engine_version = 0
@@ -55,6 +58,7 @@ class Auditor:
         self._may_submit = False
         self._may_generate = False
         self._memory = MemoryAuditor()
+        self._replays = ReplayAuditor()
         self._masked_slots: Counter[GroupId] = Counter()
         self._living: Counter[GroupId] = Counter()
         self._passed_over: set[GroupId] = set()
@@ -85,6 +89,8 @@ class Auditor:
             for message in self._memory.check_action(action):
                 self._report("exclusion", message)
         self._check_limits()
+        for finding in self._replays.check_kept():
+            self._report(*finding)
         self.num_events += 1
 
     def _report(self, invariant: str, message: str) -> None:
@@ -96,6 +102,7 @@ class Auditor:
         match event:
             case ev.RunStarted():
                 self._settings = event.settings
+                self._replays.start(event.settings)
                 self._trainer_version = self._engine_version = event.version
             case ev.PhaseEnded():
                 self._phase_ended(event)
@@ -125,6 +132,7 @@ class Auditor:
         if life.finished:
             self._report("conservation", f"trajectory {event.trajectory} finished twice")
         life.finished = not event.masked
+        life.reward = event.reward
 
     def _check_base(self, trajectory: TrajectoryId, life: _Life, base: str) -> None:
         if base != life.digest:
@@ -183,10 +191,14 @@ class Auditor:
         self._trainer_version = event.version
         self.num_batches += 1
         lives = [self._lives[t] for t in lease.trajectories if t in self._lives]
-        if event.digests != tuple(life.digest for life in lives):
+        replayed = self._replays.members(lease)
+        known = (*(life.digest for life in lives), *(member.digest for member in replayed))
+        if event.digests != known:
             self._report("fidelity", f"batch {event.batch} trained other content than was leased")
-        if event.num_tokens != sum(sum(life.versions.values()) for life in lives):
+        num_tokens = sum(sum(life.versions.values()) for life in lives)
+        if event.num_tokens != num_tokens + sum(member.num_tokens for member in replayed):
             self._report("fidelity", f"batch {event.batch} trained {event.num_tokens} tokens")
+        self._replays.acknowledge(lease)
 
     # Actions
 
@@ -202,6 +214,9 @@ class Auditor:
                 self._inflight[action.request] = action.trajectory
             case act.EndTrajectory():
                 self._ended(action)
+            case act.ForgetContent():
+                for finding in self._replays.forget(action):
+                    self._report(*finding)
             case act.Park():
                 self._may_submit = False
             case act.Sleep() | act.LoadTrainer() | act.WakeWeights() | act.Publish():
@@ -222,6 +237,7 @@ class Auditor:
         if action.attempt == 0:
             if known is not None:
                 self._report("conservation", f"trajectory {action.trajectory} admitted twice")
+            self._admitted[action.group].append(action.trajectory)
             self._lives[action.trajectory] = _Life(group=action.group)
             self._living[action.group] += 1
             self._check_admission(action.group)
@@ -253,6 +269,26 @@ class Auditor:
                 f"trajectory {action.trajectory} ended as {action.ending}, and its batch is "
                 f"{life.trained_in}",
             )
+        if action.ending is Ending.FILTERED and life.finished:
+            self._check_flat(life.group)
+        if action.keeps_content and life.trained_in is not None:
+            trained = Trained(
+                group=life.group,
+                origin=life.trained_in,
+                reward=life.reward,
+                digest=life.digest,
+                versions=life.versions,
+            )
+            self._replays.keep(action.trajectory, trained)
+
+    def _check_flat(self, group: GroupId) -> None:
+        """What has finished is filtered only with its whole group, and only if that is flat."""
+        lives = [self._lives[t] for t in self._admitted[group]]
+        rewards = {
+            life.reward for life in lives if life.finished and life.ending is not Ending.MASKED
+        }
+        if len(rewards) > 1:
+            self._report("groups", f"group {group} is filtered with rewards of {rewards}")
 
     def _check_admission(self, group: GroupId) -> None:
         settings = self._settings
@@ -287,12 +323,15 @@ class Auditor:
                 lag = self._trainer_version - version
                 if not 0 <= lag <= self._settings.max_staleness:
                     self._report("bound", f"trajectory {trajectory} has tokens {lag} behind")
+        own = {self._lives[t].group for t in action.trajectories if t in self._lives}
+        for finding in self._replays.lease(action, own, self._trainer_version):
+            self._report(*finding)
         self._check_groups(action)
 
     def _check_groups(self, action: act.Train) -> None:
         assert self._settings is not None
         lives = [self._lives[t] for t in action.trajectories if t in self._lives]
-        if not any(life.versions.total() for life in lives):
+        if not action.replays and not any(life.versions.total() for life in lives):
             self._report("groups", f"batch {action.batch} has no trainable token")
         sizes = Counter(life.group for life in lives)
         for group in self._passed_over & sizes.keys():
@@ -300,6 +339,9 @@ class Auditor:
         for group, size in sizes.items():
             if size + self._masked_slots[group] != self._settings.group_size:
                 self._report("groups", f"group {group} is trained with {size} members")
+        num_groups = len(sizes) + len(action.replays)
+        if num_groups != self._settings.groups_per_step:
+            self._report("groups", f"batch {action.batch} has {num_groups} groups")
 
     def _check_limits(self) -> None:
         settings = self._settings
@@ -311,6 +353,10 @@ class Auditor:
         stated = {k: v for k, v in summary["trajectories"].items() if k != "replayed"}
         if stated != self.counts():
             self._report("conservation", f"summary.json says {stated}, counted {self.counts()}")
+        stated_replay = {**summary["replay"], "replayed": summary["trajectories"]["replayed"]}
+        replayed = {**self._replays.summary(), "replayed": self._replays.replayed}
+        if stated_replay != replayed:
+            self._report("bound", f"summary.json says {stated_replay}, counted {replayed}")
         if summary["staleness"]["histogram"] != self.histogram():
             self._report("bound", "summary.json has another staleness histogram")
         if summary["steps"] != self.num_batches:

@@ -6,12 +6,15 @@ The scheduler enters; ``summary`` is the part of ``summary.json`` that follows f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from colocate.core import staleness
+from colocate.core.group_tally import GroupTally
 from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
+from colocate.core.replay_buffer import Replay
 from colocate.core.types import Ending, Span, Version
 
 
@@ -41,6 +44,9 @@ class Books:
     hidden_s: float = 0.0
     rewards: list[float] = field(default_factory=list)
     mismatch: MismatchBook = field(default_factory=MismatchBook)
+    replayed: int = 0
+    replay_lags: Counter[int] = field(default_factory=Counter)
+    groups: GroupTally = field(default_factory=GroupTally)
     phase_s: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     _swap_windows: list[tuple[float, float | None]] = field(default_factory=list)
 
@@ -91,17 +97,34 @@ class Books:
             else None,
         }
 
-    def train(self, version: Version, spans: list[Span], reward: float) -> None:
+    def train(
+        self,
+        version: Version,
+        spans: Sequence[Span],
+        rewards: Sequence[Sequence[float]],
+        replays: Sequence[Replay],
+    ) -> None:
+        """A step was trained.
+
+        Args:
+            spans: Of what it trained for the first time.
+            rewards: Of the same, group by group.
+            replays: What it trained once more; it is in no figure but those of replay.
+        """
         self.steps += 1
         for span in spans:
             self.lags[staleness.lag(version, span.version)] += span.length
             self.tokens["trained"] += span.length
-        self.rewards.append(reward)
+        own = [reward for group in rewards for reward in group]
+        if own:
+            self.rewards.append(sum(own) / len(own))
+        self.replayed += sum(len(replay.members) for replay in replays)
+        for span in (span for replay in replays for span in replay.spans):
+            self.replay_lags[staleness.lag(version, span.version)] += span.length
+        self.groups.train(rewards, [replay.replaced for replay in replays])
 
     def summary(self, num_resident: int) -> dict[str, Any]:
         """The keys of ``summary.json`` that the books know, in its own shape."""
-        num_trained = sum(self.lags.values())
-        mean_lag = sum(k * n for k, n in self.lags.items()) / num_trained if num_trained else None
         return {
             "steps": self.steps,
             "swaps": self.swaps,
@@ -110,7 +133,7 @@ class Books:
                 "admitted": self.admitted,
                 **{str(e): self.endings[e] for e in Ending},
                 "resident": num_resident,
-                "replayed": 0,
+                "replayed": self.replayed,
             },
             "reasons": dict(self.reasons.most_common()),
             "truncated": dict(self.truncated.most_common()),
@@ -123,11 +146,14 @@ class Books:
             "staleness": {
                 "bound": self.bound,
                 "max_trained_lag": max(self.lags, default=None),
-                "mean_trained_lag": mean_lag,
+                "mean_trained_lag": _mean(self.lags),
                 "histogram": {str(k): n for k, n in sorted(self.lags.items())},
             },
-            "replay": {"max_lag": None, "mean_lag": None},
             "redundancy": self.redundancy(),
+            "replay": {
+                "max_lag": max(self.replay_lags, default=None),
+                "mean_lag": _mean(self.replay_lags),
+            },
             "partials": {
                 "carried": self.carried,
                 "max_crossings": self.max_crossings,
@@ -146,3 +172,9 @@ class Books:
             },
             "mismatch": self.mismatch.summary(),
         }
+
+
+def _mean(lags: Counter[int]) -> float | None:
+    """Over tokens, from their number by lag."""
+    num_tokens = lags.total()
+    return sum(lag * count for lag, count in lags.items()) / num_tokens if num_tokens else None

@@ -6,10 +6,11 @@ leased and expired together, and a slot whose trajectory was lost is refilled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from colocate.core import staleness
+from colocate.core.replay_buffer import Replay
 from colocate.core.trajectory import ProtocolError, State, Trajectory, Trigger
 from colocate.core.types import BatchId, Ending, GroupId, Span, TrajectoryId, Version
 
@@ -30,13 +31,14 @@ class Lease:
     """A batch on its way through the trainer.
 
     ``trajectories`` are those that bear a gradient (masked ones do not), in slot order, group by
-    group.
+    group. ``replays`` took the place of groups that are in neither.
     """
 
     batch: BatchId
     version: Version
     groups: tuple[GroupId, ...]
     trajectories: tuple[TrajectoryId, ...]
+    replays: tuple[Replay, ...] = ()
 
 
 class Buffer:
@@ -80,7 +82,8 @@ class Buffer:
 
     @property
     def num_groups(self) -> int:
-        return len(self._groups)
+        """Resident groups; one that a lease has replaced counts while that lease is out."""
+        return len(self._groups) + sum(len(lease.replays) for lease in self._leases.values())
 
     @property
     def num_leased_groups(self) -> int:
@@ -121,8 +124,18 @@ class Buffer:
         return None if found is None or found.state is State.ENDED else found
 
     def rewards(self) -> dict[TrajectoryId, float]:
-        """Of resident trajectories that have one: the finished and the leased."""
-        return {t.id: t.reward for t in self if t.reward is not None}
+        """Of all trajectories that have one and may be in a batch: finished, leased, replayed."""
+        replayed = (m for ls in self._leases.values() for r in ls.replays for m in r.members)
+        return {t.id: t.reward for t in (*self, *replayed) if t.reward is not None}
+
+    def rewards_of(self, group: GroupId) -> list[float]:
+        """Of members that have finished and not ended, so of no masked one; in slot order."""
+        members = self._members(group)
+        return [m.reward for m in members if m.ending is None and m.reward is not None]
+
+    def is_complete(self, group: GroupId) -> bool:
+        """Whether it is resident, each of its slots is done, and no lease has it."""
+        return group in self._complete
 
     # Coming in
 
@@ -262,6 +275,27 @@ class Buffer:
             leases.append(lease)
         return leases
 
+    def substitute(
+        self, lease: Lease, instead: Mapping[GroupId, Replay], time_s: float
+    ) -> tuple[Lease, list[Trajectory]]:
+        """Takes groups out of a lease that has not begun, for the replays in their place.
+
+        Returns:
+            The lease as it is now, and the trajectories that this ended, as filtered.
+        """
+        ended: list[Trajectory] = []
+        for group in instead:
+            ended += self.end_group(group, Ending.FILTERED, time_s)
+        gone = {trajectory.id for trajectory in ended}
+        changed = replace(
+            lease,
+            groups=tuple(g for g in lease.groups if g not in instead),
+            trajectories=tuple(t for t in lease.trajectories if t not in gone),
+            replays=(*lease.replays, *instead.values()),
+        )
+        self._leases[lease.batch] = changed
+        return changed, ended
+
     def stale_groups(self, version: Version) -> list[GroupId]:
         """Groups that no step beginning at ``version`` or later could train any more."""
         leased = {group for lease in self._leases.values() for group in lease.groups}
@@ -315,7 +349,7 @@ class Buffer:
         return trained
 
     def end_group(self, group: GroupId, ending: Ending, time_s: float) -> list[Trajectory]:
-        """Ends a group that is not leased; returns the members that this ended."""
+        """Ends a group, which no lease may name any more; returns the members that this ended."""
         members = [m for m in self._drop(group) if m.state is not State.ENDED]
         for member in members:
             self._end(member, ending, time_s)

@@ -49,6 +49,7 @@ from colocate.core.events import (
     TrajectoryLost,
     TurnReady,
 )
+from colocate.core.flat_groups import FlatGroupFilter
 from colocate.core.loss_cap import LossCap
 from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
@@ -85,6 +86,7 @@ class Scheduler:
         self.requests = RequestQueue(settings.max_requests)
         self.swapper = Swapper(settings, self.buffer, self.requests, self.books)
         self._loss_cap = LossCap(settings.max_filtered_fraction)
+        self._flat_groups = FlatGroupFilter(settings, self.buffer, self.books)
         self._prompts: PromptStream | None = None
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             RunStarted: self._run_started,
@@ -326,6 +328,9 @@ class Scheduler:
             actions += [self._ended(m, "its group has no trainable token") for m in ended]
         if event.masked and (verdict := self._loss_cap.lose(trajectory.id, _INVALID)):
             return actions + self.swapper.fail(verdict, event.time_s)
+        actions += self._flat_groups.consider(
+            trajectory.group, self.swapper.trainer_version, event.time_s
+        )
         # PARKING may have waited for a request that is given up.
         return actions + self.swapper.request_returned(event.time_s)
 

@@ -7,6 +7,9 @@ from typing import Literal
 
 from colocate.core import staleness
 
+DEFAULT_FLAT_BATCHES = 10
+"""Batches' worth of groups without variance that dynamic sampling gives up before it gives in."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -32,6 +35,13 @@ class Settings:
     redundant_per_group: int = 0
     redundant_groups: int = 0
     spare_groups: Literal["cancel", "carry"] = "cancel"
+    replay_groups: int = 0
+    replay_min_std: float = 0.1
+    replay_min_mean: float = 0.5
+    replay_max_staleness: int = 4
+    replay_max_uses: int = 1
+    dynamic_sampling: bool = False
+    dynamic_sampling_max_groups: int | None = None
     sleep: Literal["auto", "0", "kv", "1", "2"] = "auto"
     margin_bytes: int = 0
     bucket_bytes: int = 0
@@ -57,6 +67,8 @@ class Settings:
             raise ValueError("redundant_per_group and redundant_groups must not be negative")
         if self.policy == "timed" and self.period_s is None:
             raise ValueError("policy 'timed' needs period_s")
+        if self.dynamic_sampling and self.replay_groups:
+            raise ValueError("dynamic_sampling and replay_groups exclude each other")
 
     @property
     def trajectories_per_step(self) -> int:
@@ -71,6 +83,13 @@ class Settings:
         if self.policy == "drain":
             return self.swap_interval * self.trajectories_per_step
         return staleness.max_resident(self.max_staleness, self.trajectories_per_step)
+
+    @property
+    def max_flat_groups(self) -> int:
+        """Groups without variance that dynamic sampling gives up for one step."""
+        if self.dynamic_sampling_max_groups is not None:
+            return self.dynamic_sampling_max_groups
+        return DEFAULT_FLAT_BATCHES * self.groups_per_step
 
     @property
     def max_requests(self) -> int:

@@ -40,8 +40,10 @@ from colocate.core.events import (
     StopRequested,
     TimerFired,
 )
+from colocate.core.flat_groups import replace_flat_groups
 from colocate.core.memory import MemoryLedger
 from colocate.core.phases import Cause, Phase, next_phase
+from colocate.core.replay_buffer import ReplayBuffer
 from colocate.core.residency import Residency, ordered
 from colocate.core.settings import Settings
 from colocate.core.swap_record import SwapRecord
@@ -82,6 +84,7 @@ class Swapper:
         self._requests = requests
         self._books = books
         self._departure = Departure(settings, buffer)
+        self._replays = ReplayBuffer(settings)
         self._cursor: Callable[[], PromptCursor] = PromptCursor
         self._entered_s = 0.0
         self._num_entries = 0
@@ -177,10 +180,16 @@ class Swapper:
             return []
         if self.is_stopping:
             return self._close(time_s)
-        leases = self._buffer.lease(self.trainer_version, self._num_batches, time_s)
+        leases, actions = replace_flat_groups(
+            self._buffer,
+            self._replays,
+            self._books,
+            self._buffer.lease(self.trainer_version, self._num_batches, time_s),
+            time_s,
+        )
         self._leases.extend(leases)
         num_steps_left = self.num_steps_left - len(leases)
-        actions = redundancy.cancel_spare_groups(
+        actions += redundancy.cancel_spare_groups(
             self._buffer,
             self._requests,
             self._books,
@@ -277,19 +286,25 @@ class Swapper:
         if self.phase is not Phase.TRAINING or lease is not self._leases[0]:
             raise ProtocolError(f"batch {event.batch} is not the one that is being trained")
         check_acknowledgement(self._buffer, lease, event)
+        self._leases.popleft()
         spans = self._buffer.trained_spans(lease)
+        rewards = [self._buffer.rewards_of(group) for group in lease.groups]
+        self._books.train(lease.version, spans, rewards, lease.replays)
         trained = self._buffer.acknowledge(lease, event.time_s)
-        rewards = [t.reward for t in trained if t.reward is not None]
-        self._books.train(lease.version, spans, sum(rewards) / len(rewards))
-        actions: list[Action] = []
+        next_version = Version(event.version + len(self._leases))
+        actions = self._replays.acknowledge(lease.batch, lease.replays, trained, next_version)
         if text := self._books.mismatch.observe(event.metrics, event.version):
             actions += self._warn(Warn(message=text))
         for trajectory in trained:
             self._books.end(Ending.TRAINED, "", 0)
             actions.append(
-                EndTrajectory(trajectory=trajectory.id, ending=Ending.TRAINED, reason="")
+                EndTrajectory(
+                    trajectory=trajectory.id,
+                    ending=Ending.TRAINED,
+                    reason="",
+                    keeps_content=trajectory.group in self._replays,
+                )
             )
-        self._leases.popleft()
         self.trainer_version = event.version
         self.residency.trained(event.peak, event.memory)
         self._record.see(event.peak, event.memory)
@@ -302,10 +317,14 @@ class Swapper:
     def _train_next(self, time_s: float) -> list[Action]:
         lease = self._leases[0]
         self._buffer.check_bound(lease)
-        return [
-            *self._set_deadline(time_s, self._settings.training_timeout_s),
-            Train(batch=lease.batch, version=lease.version, trajectories=lease.trajectories),
-        ]
+        self._replays.check_bound(lease.version, lease.replays)
+        train = Train(
+            batch=lease.batch,
+            version=lease.version,
+            trajectories=lease.trajectories,
+            replays=tuple(replay.lease for replay in lease.replays),
+        )
+        return [*self._set_deadline(time_s, self._settings.training_timeout_s), train]
 
     def _warn(self, *warnings: Warn) -> list[Action]:
         self._books.warnings += [warning.message for warning in warnings]

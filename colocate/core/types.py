@@ -19,6 +19,9 @@ BatchId = NewType("BatchId", int)
 Version = NewType("Version", int)
 """Number of training steps that the weights have taken."""
 
+ReplayId = NewType("ReplayId", int)
+"""One more use of a group that was trained before; numbered in the order of leasing."""
+
 
 class FinishReason(StrEnum):
     """Why the engine stopped generating a request."""
@@ -61,6 +64,21 @@ def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
             span = Span(version=span.version, length=merged.pop().length + span.length)
         merged.append(span)
     return tuple(merged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayLease:
+    """One more use of a group that was trained before; it takes the place of a group in a batch.
+
+    Attributes:
+        origin: The batch that the group was first trained in.
+        trajectories: Those that bore its gradient, in slot order.
+    """
+
+    replay: ReplayId
+    origin: BatchId
+    group: GroupId
+    trajectories: tuple[TrajectoryId, ...]
 
 
 class Part(StrEnum):

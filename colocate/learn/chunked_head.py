@@ -15,9 +15,6 @@ from torch import Tensor, nn
 
 from colocate.learn.token_scores import TokenScores, Wanted, score_logits
 
-_FORWARD_INPUTS = 5
-"""Arguments of ``_ChunkedScores.forward``, each of which has a gradient or None."""
-
 
 def in_float32(head: nn.Linear, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """What a head reads and holds, cast so that it computes in float32.
@@ -98,7 +95,9 @@ class _ChunkedScores(torch.autograd.Function):
         ctx.rows = max(1, max_elements // weight.shape[0])
         parts = [
             score_logits(F.linear(chunk, weight, bias), of_chunk)
-            for chunk, of_chunk in zip(hidden.split(ctx.rows), wanted.split(ctx.rows), strict=True)
+            for chunk, of_chunk in zip(
+                torch.split(hidden, ctx.rows), wanted.split(ctx.rows), strict=True
+            )
         ]
         entropy = None
         if wanted.with_entropy:
@@ -108,40 +107,39 @@ class _ChunkedScores(torch.autograd.Function):
         return torch.cat([part.logprobs for part in parts]), entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         wanted, rows = ctx.wanted, ctx.rows
-        needed = ctx.needs_input_grad
-        found: list[Tensor | None] = [None] * _FORWARD_INPUTS
-        if needed[0]:
-            found[0] = torch.empty_like(hidden)
-        with_entropy = wanted.with_entropy and wanted.entropy_grad
-        chunks = zip(hidden.split(rows), wanted.split(rows), strict=True)
+        seeks_hidden, seeks_weight, seeks_bias, *_ = ctx.needs_input_grad
+        of_hidden = torch.empty_like(hidden) if seeks_hidden else None
+        of_head: list[Tensor] | None = None
+        chunks = zip(torch.split(hidden, rows), wanted.split(rows), strict=True)
         for start, (chunk, of_chunk) in zip(range(0, len(hidden), rows), chunks, strict=True):
-            inputs = [
-                None if each is None else each.detach().requires_grad_(need)
-                for each, need in zip((chunk, weight, bias), needed, strict=False)
-            ]
+            own = chunk.detach().requires_grad_(seeks_hidden)
+            own_weight = weight.detach().requires_grad_(seeks_weight)
+            own_bias = None if bias is None else bias.detach().requires_grad_(seeks_bias)
             with torch.enable_grad():
-                scores = score_logits(F.linear(*inputs), of_chunk)
+                scores = score_logits(F.linear(own, own_weight, own_bias), of_chunk)
             part = slice(start, start + len(chunk))
-            outputs = [scores.logprobs, scores.entropy][: 1 + with_entropy]
-            pairs = [
-                (output, grad[part])
-                for output, grad in zip(outputs, grads, strict=False)
-                if grad is not None
+            outputs, weights = [], []
+            for output, grad in zip(scores, grads, strict=True):
+                if output is not None and output.requires_grad and grad is not None:
+                    outputs.append(output)
+                    weights.append(grad[part])
+            inputs = [
+                each
+                for each in (own, own_weight, own_bias)
+                if each is not None and each.requires_grad
             ]
-            sought = [place for place, need in enumerate(needed[:3]) if need]
-            gradients = torch.autograd.grad(
-                [output for output, _ in pairs],
-                [inputs[place] for place in sought],  # type: ignore[misc]
-                [grad for _, grad in pairs],
-            )
-            for place, gradient in zip(sought, gradients, strict=True):
-                if place == 0:
-                    found[0][part] = gradient  # type: ignore[index]
-                elif found[place] is None:
-                    found[place] = gradient
-                else:
-                    found[place] += gradient  # type: ignore[operator]
-        return tuple(found)
+            found = list(torch.autograd.grad(outputs, inputs, weights))
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            if of_head is None:
+                of_head = found
+            else:
+                for total, gradient in zip(of_head, found, strict=True):
+                    total += gradient
+        left = list(of_head or [])
+        of_weight = left.pop(0) if seeks_weight else None
+        of_bias = left.pop(0) if seeks_bias else None
+        return of_hidden, of_weight, of_bias, None, None

@@ -12,7 +12,7 @@ from colocate.learn.batches import MicroBatch
 from colocate.learn.group_versions import group_version_metrics
 from colocate.learn.losses import TokenLoss
 from colocate.learn.mismatch import mismatch_metrics
-from colocate.ports import TrainingBatch
+from colocate.ports import TrainingBatch, TrainingSample
 
 
 class Totals:
@@ -121,32 +121,48 @@ def loss_metrics(totals: dict[str, float], *, denominator: float) -> dict[str, f
 def batch_metrics(batch: TrainingBatch, advantages: Sequence[float]) -> dict[str, float]:
     """Metrics of the data: rewards, lengths, and the lag of trained tokens.
 
-    Rewards, as the environment gave them, and advantages are over the samples that are not masked;
-    lag is in versions.
+    Advantages, lengths and flat groups are over the samples that are not masked. Rewards, as the
+    environment gave them, the versions within groups and lag, in versions, are over those of them
+    that are not replayed, and absent where all are. The lag of replayed tokens is told apart.
     """
     trained = [sample for sample in batch.samples if not sample.masked]
-    rewards = np.array([sample.reward for sample in trained], dtype=np.float64)
-    lags = np.concatenate(
-        [
-            batch.version - np.asarray(sample.versions)[np.asarray(sample.loss_mask) == 1]
-            for sample in trained
-        ]
-    )
+    own = [sample for sample in trained if sample.origin is None]
+    replayed = [sample for sample in trained if sample.origin is not None]
     by_group: dict[int, set[float]] = {}
     for sample in trained:
         by_group.setdefault(sample.group, set()).add(sample.reward)
+    metrics = {
+        "advantage_abs_max": float(np.abs(np.asarray(advantages)).max()),
+        "flat_group_fraction": sum(len(r) == 1 for r in by_group.values()) / len(by_group),
+        "num_sequences": float(len(trained)),
+        "num_replayed": float(len(replayed)),
+        "num_masked": float(len(batch.samples) - len(trained)),
+        "truncated_fraction": float(np.mean([sample.truncated for sample in trained])),
+        "sequence_length_mean": float(np.mean([len(sample.token_ids) for sample in trained])),
+        "sequence_length_max": float(max(len(sample.token_ids) for sample in trained)),
+    }
+    metrics |= _reward_metrics(own) | group_version_metrics(own)
+    return metrics | _lag_metrics("lag", batch, own) | _lag_metrics("replay_lag", batch, replayed)
+
+
+def _reward_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    if not samples:
+        return {}
+    rewards = np.array([sample.reward for sample in samples], dtype=np.float64)
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "reward_min": float(rewards.min()),
         "reward_max": float(rewards.max()),
-        "advantage_abs_max": float(np.abs(np.asarray(advantages)).max()),
-        "flat_group_fraction": sum(len(r) == 1 for r in by_group.values()) / len(by_group),
-        "num_sequences": float(len(trained)),
-        "num_masked": float(len(batch.samples) - len(trained)),
-        "truncated_fraction": float(np.mean([sample.truncated for sample in trained])),
-        "sequence_length_mean": float(np.mean([len(sample.token_ids) for sample in trained])),
-        "sequence_length_max": float(max(len(sample.token_ids) for sample in trained)),
-        "lag_mean": float(lags.mean()),
-        "lag_max": float(lags.max()),
-    } | group_version_metrics(trained)
+    }
+
+
+def _lag_metrics(
+    name: str, batch: TrainingBatch, samples: Sequence[TrainingSample]
+) -> dict[str, float]:
+    """Over trainable tokens; none where there are none."""
+    sampled = [np.asarray(sample.versions)[np.asarray(sample.loss_mask) == 1] for sample in samples]
+    lags = batch.version - np.concatenate(sampled) if sampled else np.zeros(0)
+    if not lags.size:
+        return {}
+    return {f"{name}_mean": float(lags.mean()), f"{name}_max": float(lags.max())}

@@ -49,7 +49,7 @@ def packed_attention(
     for count, length in packed_runs:
         stop = start + count * length
         rows = [
-            states[0, :, start:stop].unflatten(1, (count, length)).transpose(0, 1)
+            torch.unflatten(states[0, :, start:stop], 1, (count, length)).transpose(0, 1)
             for states in (query, key, value)
         ]
         output, _ = sdpa_attention_forward(module, *rows, None, **options)

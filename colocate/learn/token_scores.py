@@ -29,7 +29,7 @@ class Wanted:
 
     def split(self, rows: int) -> Iterator[Wanted]:
         """The same of so many positions at a time."""
-        for targets in self.targets.split(rows):
+        for targets in torch.split(self.targets, rows):
             yield Wanted(
                 targets=targets,
                 temperature=self.temperature,
@@ -62,7 +62,7 @@ def score_logits_in_chunks(logits: Tensor, wanted: Wanted, *, max_elements: int)
         return score_logits(logits, wanted)
     parts = [
         checkpoint(score_logits, chunk, of_chunk, use_reentrant=False)
-        for chunk, of_chunk in zip(logits.split(rows), wanted.split(rows), strict=True)
+        for chunk, of_chunk in zip(torch.split(logits, rows), wanted.split(rows), strict=True)
     ]
     entropies = [part.entropy for part in parts if part.entropy is not None]
     return TokenScores(

@@ -136,7 +136,9 @@ def _reward(summary: Mapping[str, Any], run_dir: Path) -> str:
     """From the first step to the last, or to the last few together: one step alone is noisy."""
     reward = summary["reward"]
     path = run_dir / "metrics.jsonl"
-    means = [row["reward_mean"] for row in read_metrics(path)] if path.exists() else []
+    rows = read_metrics(path) if path.exists() else []
+    # A step that trained nothing but replays has no reward of its own.
+    means = [row["reward_mean"] for row in rows if "reward_mean" in row]
     best = "" if reward["best"] is None else f"best {reward['best']:.3f}"
     if summary["steps"] < 2 * _LAST_STEPS or len(means) < summary["steps"]:
         return f"from {reward['first']:.3f} to {reward['last']:.3f}" + (best and f" ({best})")

@@ -105,9 +105,15 @@ def _figures(run: RunFiles, optimum: float | None) -> dict[str, tuple[Figure, st
     return figures
 
 
+def _with_own_trajectories(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A step that trained nothing but replays has neither a reward nor a lag of its own."""
+    return [row for row in metrics if "reward_mean" in row]
+
+
 def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figure:
-    steps = [row["step"] for row in metrics]
-    rewards = [row["reward_mean"] for row in metrics]
+    own = _with_own_trajectories(metrics)
+    steps = [row["step"] for row in own]
+    rewards = [row["reward_mean"] for row in own]
     window = max(2, min(10, len(rewards) // 5))
     figure, (axes,) = new_figure(3.6)
     axes.plot(steps, rewards, color=FAINT, linewidth=1, marker=".", markersize=4, label="step")
@@ -130,16 +136,17 @@ def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figu
 
 def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any]) -> Figure:
     figure, (over_time, whole) = new_figure(3.6, width_ratios=(2, 1))
-    steps = [row["step"] for row in metrics]
+    own = _with_own_trajectories(metrics)
+    steps = [row["step"] for row in own]
     bound = staleness["bound"]
-    oldest = [row["lag_max"] for row in metrics]
+    oldest = [row["lag_max"] for row in own]
     over_time.axhline(
         bound, color=ACCENT, linewidth=1.2, linestyle="--", label=f"bound {bound}", zorder=3
     )
     over_time.step(steps, oldest, where="mid", color=FAINT, linewidth=1, label="oldest token")
     over_time.plot(
         steps,
-        [row["lag_mean"] for row in metrics],
+        [row["lag_mean"] for row in own],
         color=OWNER_COLOURS[Owner.TRAINING],
         linewidth=2,
         label="mean of tokens",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
-from colocate.core.types import BatchId, GroupId, TrajectoryId, Version
+from colocate.core.actions import Train
+from colocate.core.types import BatchId, GroupId, TrajectoryId
 from colocate.ports import PromptSource, TrainingBatch, TrainingSample
 from colocate.rollout.content import Content, ContentStore
 from colocate.rollout.runner import Desk, Runner
@@ -18,7 +19,7 @@ CLOSE_PATIENCE_S = 5.0
 
 
 class Floor:
-    """Keeps the tasks and the contents of resident trajectories."""
+    """Keeps the tasks and the contents of resident trajectories, and contents for replay."""
 
     def __init__(
         self,
@@ -53,11 +54,17 @@ class Floor:
         self._running[task] = runner
         task.add_done_callback(self._running.pop)
 
-    def end(self, trajectory: TrajectoryId) -> None:
-        """Ends the task, if it still plays, and forgets the content."""
+    def end(self, trajectory: TrajectoryId, *, keeps_content: bool = False) -> None:
+        """Ends the task, if it still plays, and forgets the content unless it may be replayed."""
         self._cancel(trajectory)
-        self._groups.pop(trajectory, None)
-        self.contents.forget(trajectory)
+        if not keeps_content:
+            self.forget([trajectory])
+
+    def forget(self, trajectories: Iterable[TrajectoryId]) -> None:
+        """Forgets contents, and whose they were."""
+        for trajectory in trajectories:
+            self._groups.pop(trajectory, None)
+            self.contents.forget(trajectory)
 
     async def close(self) -> None:
         """Ends all tasks and closes their environments, those that close within a few seconds."""
@@ -70,21 +77,18 @@ class Floor:
         if self._running:
             logger.warning("%d environments could not be closed", len(self._running))
 
-    def batch(
-        self,
-        batch: BatchId,
-        version: Version,
-        trajectories: tuple[TrajectoryId, ...],
-        rewards: dict[TrajectoryId, float],
-    ) -> TrainingBatch:
+    def batch(self, lease: Train, rewards: Mapping[TrajectoryId, float]) -> TrainingBatch:
         """The samples of a lease, as the trainer takes them."""
+        origins = {t: replay.origin for replay in lease.replays for t in replay.trajectories}
         return TrainingBatch(
-            batch=batch,
-            version=version,
-            samples=[self._sample(t, rewards[t]) for t in trajectories],
+            batch=lease.batch,
+            version=lease.version,
+            samples=[self._sample(t, rewards[t], origins.get(t)) for t in lease.contents],
         )
 
-    def _sample(self, trajectory: TrajectoryId, reward: float) -> TrainingSample:
+    def _sample(
+        self, trajectory: TrajectoryId, reward: float, origin: BatchId | None
+    ) -> TrainingSample:
         content: Content = self.contents[trajectory]
         return TrainingSample(
             trajectory=trajectory,
@@ -95,6 +99,7 @@ class Floor:
             versions=content.versions,
             reward=reward,
             truncated=content.truncated,
+            origin=origin,
         )
 
     def _cancel(self, trajectory: TrajectoryId) -> None:

@@ -255,15 +255,11 @@ class SimTrainer:
         self._is_training = False
         self.version = Version(self.version + 1)
         self.trained.append(batch)
-        rewards = [sample.reward for sample in batch.samples]
-        return StepReport(
-            batch=batch.batch,
-            version=self.version,
-            metrics={
-                "num_tokens": float(num_tokens),
-                "reward_mean": sum(rewards) / len(rewards),
-            },
-        )
+        rewards = [sample.reward for sample in batch.samples if sample.origin is None]
+        metrics = {"num_tokens": float(num_tokens)}
+        if rewards:
+            metrics["reward_mean"] = sum(rewards) / len(rewards)
+        return StepReport(batch=batch.batch, version=self.version, metrics=metrics)
 
     async def offload(self, parts: Collection[Part]) -> None:
         await self._move(set(parts) - self._away)
@@ -356,13 +352,17 @@ class SimTokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimEnvironmentSettings:
-    """``tail`` is the Pareto exponent of a step's latency; infinite is constant."""
+    """``tail`` is the Pareto exponent of a step's latency; infinite is constant.
+
+    ``flat_probability`` is of prompts at which every episode earns the same.
+    """
 
     mean_turns: float = 3.0
     latency_s: float = 0.3
     tail: float = 2.0
     failure_probability: float = 0.0
     invalid_probability: float = 0.0
+    flat_probability: float = 0.0
 
 
 class SimEnvironment:
@@ -371,10 +371,14 @@ class SimEnvironment:
     def __init__(self, settings: SimEnvironmentSettings) -> None:
         self._settings = settings
         self._draw = random.Random(0)
+        self._reward: float | None = None
         self.is_open = False
 
     async def reset(self, prompt: Prompt, seed: int) -> str:
         self._draw = random.Random(seed)
+        of_prompt = random.Random(f"reward of {prompt.columns.get('position')}")
+        if of_prompt.random() < self._settings.flat_probability:
+            self._reward = of_prompt.random()
         self.is_open = True
         await self._wait()
         return ""
@@ -387,7 +391,9 @@ class SimEnvironment:
         if self._draw.random() < self._settings.invalid_probability:
             return StepOutcome(observation="", done=True, invalid=True)
         if self._draw.random() < 1 / self._settings.mean_turns:
-            return StepOutcome(observation="", reward=self._draw.random(), done=True)
+            drawn = self._draw.random()
+            reward = drawn if self._reward is None else self._reward
+            return StepOutcome(observation="", reward=reward, done=True)
         return StepOutcome(observation="ok")
 
     async def close(self) -> None:

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from colocate.core import crossing, staleness
+from colocate.core import crossing, flat_groups, staleness
 from colocate.core import events as ev
 from colocate.core.buffer import Buffer
 from colocate.core.phases import IllegalTransition
 from colocate.core.phases import Phase as RunPhase
+from colocate.core.replay_buffer import ReplayBuffer
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError
+from colocate.core.types import TrajectoryId
 from tests.core.world import World
+
+
+@st.composite
+def of_flat_groups(draw: st.DrawFn) -> dict[str, Any]:
+    """Replay, dynamic sampling, or neither."""
+    what = draw(st.sampled_from(["train", "replay", "resample"]))
+    if what == "train":
+        return {}
+    if what == "resample":
+        limit = draw(st.none() | st.integers(1, 3))
+        return {"dynamic_sampling": True, "dynamic_sampling_max_groups": limit}
+    return {
+        "replay_groups": draw(st.integers(1, 3)),
+        "replay_min_std": draw(st.sampled_from([0.0, 0.4, 2.0])),
+        "replay_min_mean": draw(st.sampled_from([-1.0, 0.4, 3.0])),
+        "replay_max_staleness": draw(st.integers(1, 6)),
+        "replay_max_uses": draw(st.integers(1, 3)),
+    }
 
 
 @st.composite
@@ -38,7 +60,21 @@ def run_settings(draw: st.DrawFn) -> Settings:
         redundant_groups=draw(st.integers(0, 2)),
         spare_groups=draw(st.sampled_from(["cancel", "carry"])),
         sleep=draw(st.sampled_from(["auto", "0", "kv", "1", "2"])),
+        **draw(of_flat_groups()),
     )
+
+
+FAIR_REWARDS: dict[str, Callable[[TrajectoryId], int]] = {
+    "equal": lambda _: 0,
+    "spread": lambda trajectory: trajectory % 2,
+    "sometimes equal": lambda trajectory: (trajectory // 4) % 2 * trajectory % 2,
+}
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    rewards = draw(st.sampled_from(sorted(FAIR_REWARDS)))
+    return World(draw(run_settings()), fair_reward=FAIR_REWARDS[rewards])
 
 
 def state_of(world: World) -> object:
@@ -66,11 +102,10 @@ def play(world: World, data: st.DataObject, num_facts: int) -> None:
         facts[chosen](data.draw(st.integers(0, 11)))
 
 
-@given(run_settings(), st.data(), st.integers(0, 150))
+@given(worlds(), st.data(), st.integers(0, 150))
 def test_every_order_of_facts_keeps_the_invariants_and_can_still_complete(
-    run: Settings, data: st.DataObject, num_facts: int
+    world: World, data: st.DataObject, num_facts: int
 ) -> None:
-    world = World(run)
     play(world, data, num_facts)
     world.finish_fairly()
     world.auditor.check_summary(world.scheduler.summary())
@@ -78,14 +113,13 @@ def test_every_order_of_facts_keeps_the_invariants_and_can_still_complete(
     outcome = world.scheduler.swapper.outcome
     assert outcome is not None
     assert outcome.status == "completed", outcome.error
-    assert world.scheduler.swapper.engine_version == run.steps
+    assert world.scheduler.swapper.engine_version == world.scheduler.settings.steps
 
 
-@given(run_settings(), st.data(), st.integers(0, 80))
+@given(worlds(), st.data(), st.integers(0, 80))
 def test_an_event_that_is_refused_changes_nothing(
-    run: Settings, data: st.DataObject, num_facts: int
+    world: World, data: st.DataObject, num_facts: int
 ) -> None:
-    world = World(run)
     play(world, data, num_facts)
     event, _ = data.draw(st.sampled_from(world.lines))
     again = dataclasses.replace(event, time_s=world.time_s)
@@ -96,14 +130,13 @@ def test_an_event_that_is_refused_changes_nothing(
         assert state_of(world) == before
 
 
-@given(run_settings(), st.data(), st.integers(0, 120))
+@given(worlds(), st.data(), st.integers(0, 120))
 def test_drain_and_a_bound_of_zero_carry_nothing(
-    run: Settings, data: st.DataObject, num_facts: int
+    world: World, data: st.DataObject, num_facts: int
 ) -> None:
-    world = World(run)
     play(world, data, num_facts)
     world.finish_fairly()
-    summary = world.scheduler.summary()
+    summary, run = world.scheduler.summary(), world.scheduler.settings
     carries_spares = run.redundant_groups > 0 and run.spare_groups == "carry"
     if (run.policy == "drain" and not carries_spares) or run.max_staleness == 0:
         assert summary["partials"]["carried"] == 0
@@ -112,18 +145,18 @@ def test_drain_and_a_bound_of_zero_carry_nothing(
         assert summary["staleness"]["max_trained_lag"] == 0
 
 
-@given(run_settings(), st.data(), st.integers(0, 120), st.booleans())
+@given(worlds(), st.data(), st.integers(0, 120), st.booleans())
 def test_a_stop_at_any_moment_closes_the_run_with_its_books_balanced(
-    run: Settings, data: st.DataObject, num_facts: int, grace_runs_out: bool
+    world: World, data: st.DataObject, num_facts: int, grace_runs_out: bool
 ) -> None:
-    world = World(run)
     play(world, data, num_facts)
     if world.is_over or world.scheduler.phase is RunPhase.CLOSING:
         return
     world.take(ev.StopRequested(time_s=world.time_s, signal=15))
+    grace_s = world.scheduler.settings.grace_s
     if grace_runs_out:
-        world.take(ev.TimerFired(time_s=world.time_s + run.grace_s, timer="grace"))
-        world.time_s += run.grace_s
+        world.take(ev.TimerFired(time_s=world.time_s + grace_s, timer="grace"))
+        world.time_s += grace_s
     world.finish_fairly()
     outcome = world.scheduler.swapper.outcome
     assert outcome is not None
@@ -209,9 +242,53 @@ def keep_waiting_for_a_request_that_was_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(RequestQueue, "give_up", lambda self, request: None)
 
 
+def forget_the_bound_of_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplayBuffer, "_is_within_bound", lambda *_: True)
+
+
+def replay_a_group_twice_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = ReplayBuffer.lease
+    monkeypatch.setattr(
+        ReplayBuffer, "lease", lambda self, version, _, replaced: lease(self, version, (), replaced)
+    )
+
+
+def replay_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = ReplayBuffer.lease
+
+    def uncounted(self: ReplayBuffer, *args):  # type: ignore[no-untyped-def]
+        replay = lease(self, *args)
+        if replay is not None:
+            self._kept[replay.lease.group].num_uses = 0
+        return replay
+
+    monkeypatch.setattr(ReplayBuffer, "lease", uncounted)
+
+
+def forget_what_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = ReplayBuffer.lease
+
+    def not_held(self: ReplayBuffer, *args):  # type: ignore[no-untyped-def]
+        replay = lease(self, *args)
+        if replay is not None:
+            self._kept[replay.lease.group].num_out = 0
+        return replay
+
+    monkeypatch.setattr(ReplayBuffer, "lease", not_held)
+
+
+def take_every_group_for_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_groups, "is_flat", lambda _: True)
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
+        forget_the_bound_of_replays,
+        replay_a_group_twice_in_one_batch,
+        replay_without_end,
+        forget_what_is_out,
+        take_every_group_for_flat,
         forget_the_bound,
         lease_incomplete_groups,
         keep_a_batch_after_its_acknowledgement,
@@ -233,9 +310,8 @@ def test_the_properties_catch_a_broken_buffer(break_it, monkeypatch: pytest.Monk
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(run_settings(), st.data(), st.integers(40, 150))
-    def search(run: Settings, data: st.DataObject, num_facts: int) -> None:
-        world = World(run)
+    @given(worlds(), st.data(), st.integers(40, 150))
+    def search(world: World, data: st.DataObject, num_facts: int) -> None:
         play(world, data, num_facts)
         world.finish_fairly()
         world.auditor.check_summary(world.scheduler.summary())

@@ -91,8 +91,14 @@ class Actor:
 
 class World:
     def __init__(
-        self, settings: Settings, *, max_turns: int = 3, device: Device | None = None
+        self,
+        settings: Settings,
+        *,
+        max_turns: int = 3,
+        device: Device | None = None,
+        fair_reward: Callable[[TrajectoryId], int] = lambda _: 0,
     ) -> None:
+        self._fair_reward = fair_reward
         self.device = device or Device()
         self.engine_gone: frozenset[Part] = frozenset()
         self.trainer_gone = TRAINER_PARTS
@@ -105,6 +111,7 @@ class World:
         self.scheduler = Scheduler(settings)
         self.auditor = Auditor()
         self.actors: dict[TrajectoryId, Actor] = {}
+        self.kept: dict[TrajectoryId, Actor] = {}
         self.lines: list[tuple[ev.Event, list[act.Action]]] = []
         self.time_s = 0.0
         self._max_turns = max_turns
@@ -168,7 +175,10 @@ class World:
                 return True
             if actor.is_acting:
                 done = actor.turns >= self._max_turns
-                self._answer(identifier, "finish" if done else "turn", 0)
+                if done:
+                    self._answer(identifier, "finish", self._fair_reward(identifier))
+                else:
+                    self._answer(identifier, "turn", 0)
                 return True
         return False
 
@@ -263,6 +273,7 @@ class World:
         peak = self.memory()
         self._is_training = False
         actors = [self.actors[t] for t in action.trajectories]
+        actors += [self.kept[t] for replay in action.replays for t in replay.trajectories]
         self.take(
             ev.BatchTrained(
                 time_s=self._tick(),
@@ -374,6 +385,11 @@ class World:
                 actor = self.actors.pop(action.trajectory)
                 if actor.request is not None:
                     self._unwanted.append((action.trajectory, actor.attempt, actor.request))
+                if action.keeps_content:
+                    self.kept[action.trajectory] = actor
+            case act.ForgetContent():
+                for trajectory in action.trajectories:
+                    del self.kept[trajectory]
             case act.SubmitRequest():
                 actor = self.actors[action.trajectory]
                 assert actor.request is None

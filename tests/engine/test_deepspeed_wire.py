@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from deepspeed_support import make_batch
@@ -20,17 +22,15 @@ def body_of(frame: bytes) -> bytes:
 
 def test_a_batch_arrives_as_it_was_sent():
     batch = make_batch(3)
+    replayed = dataclasses.replace(batch.samples[-1], origin=0)
+    batch = dataclasses.replace(batch, samples=[*batch.samples[:-1], replayed])
     request = wire.decode_request(body_of(wire.encode(wire.to_train(batch))))
     assert isinstance(request, wire.Train)
     arrived = wire.to_batch(request)
     assert (arrived.batch, arrived.version) == (batch.batch, batch.version)
     for sent, got in zip(batch.samples, arrived.samples, strict=True):
-        assert (got.trajectory, got.group, got.reward, got.masked) == (
-            sent.trajectory,
-            sent.group,
-            sent.reward,
-            sent.masked,
-        )
+        for name in ("trajectory", "group", "reward", "masked", "origin"):
+            assert getattr(got, name) == getattr(sent, name), name
         for name in ("token_ids", "loss_mask", "logprobs", "versions"):
             assert list(getattr(got, name)) == list(getattr(sent, name)), name
 

@@ -37,6 +37,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     reward: float
     masked: bool
     truncated: bool
+    origin: int | None
 
 
 class Setup(Message, frozen=True, kw_only=True):
@@ -276,6 +277,7 @@ def to_train(batch: TrainingBatch) -> Train:
                 reward=sample.reward,
                 masked=sample.masked,
                 truncated=sample.truncated,
+                origin=sample.origin,
             )
             for sample in batch.samples
         ],
@@ -297,6 +299,7 @@ def to_batch(train: Train) -> TrainingBatch:
                 reward=sample.reward,
                 masked=sample.masked,
                 truncated=sample.truncated,
+                origin=None if sample.origin is None else BatchId(sample.origin),
             )
             for sample in train.samples
         ],
