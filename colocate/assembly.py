@@ -58,6 +58,8 @@ def core_settings(config: RunConfig) -> Settings:
         swap_interval=config.scheduler.swap_interval,
         period_s=config.scheduler.period_s,
         expiry_grace_s=config.scheduler.expiry_grace_s,
+        warmup_swaps=config.scheduler.warmup_swaps,
+        hysteresis=config.scheduler.hysteresis,
         max_inflight=config.buffer.max_inflight,
         on_stale=config.buffer.on_stale,
         max_filtered_fraction=config.buffer.max_filtered_fraction,

@@ -367,10 +367,11 @@ class AlgorithmConfig(Section):
 
 
 class SchedulerConfig(Section):
-    policy: Literal["interval", "timed", "drain"] = Field(
+    policy: Literal["interval", "timed", "drain", "adaptive"] = Field(
         "interval",
         description="A swap is due when its batches are ready (`interval`), after a time "
-        "(`timed`), or when nothing is unfinished (`drain`).",
+        "(`timed`), when nothing is unfinished (`drain`), or when staying in rollout brings less "
+        "than the average cycle, as learned (`adaptive`).",
     )
     swap_interval: PositiveInt = Field(1, description="k: training batches per swap.")
     period_s: PositiveFloat | None = Field(
@@ -378,6 +379,16 @@ class SchedulerConfig(Section):
     )
     expiry_grace_s: NonNegativeFloat = Field(
         0.0, description="How long a swap may be held for partials that it would expire."
+    )
+    warmup_swaps: PositiveInt = Field(
+        2,
+        description="`adaptive`: swaps taken like `interval` with one batch before what was "
+        "learned is relied upon.",
+    )
+    hysteresis: Fraction = Field(
+        0.05,
+        description="`adaptive`: where staying and leaving differ by less than this share of the "
+        "average, leaving must be indicated twice in a row.",
     )
 
 

@@ -175,7 +175,7 @@ class Driver:
             act.Relieve: lambda a: self._operate(self._relieve(a)),
             act.CloseRun: self._close,
             act.Warn: lambda a: logger.warning("%s", a.message),
-            **dict.fromkeys((act.AdoptPlan, act.CloseSwap), _only_for_the_record),
+            **dict.fromkeys((act.AdoptPlan, act.CloseSwap, act.Decide), _only_for_the_record),
         }
 
     def now_s(self) -> float:

@@ -119,12 +119,44 @@ class Warn(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decide(Action):
+    """What the swap policy decided, and the numbers it did so on. Nothing is carried out.
+
+    ``num_batches`` above 0: swap now and train so many; 0: stay, though a swap was possible.
+    Rates are tokens a second; None where unknown, or of no use to the policy. What each number is,
+    ``colocate.core.prospects.Why`` and ``docs/when-to-swap.md`` say. Example: ``Decide(
+    policy="interval", reason="1 ready batches were asked for", num_batches=1, ...)``.
+    """
+
+    policy: str
+    reason: str
+    num_batches: int
+    num_ready_batches: int
+    rollout_s: float
+    num_unfinished: int
+    num_decoding: int
+    num_waiting: int
+    num_queued: int
+    current_rate: float | None = None
+    cycle_rate: float | None = None
+    swap_cost_s: float | None = None
+    swap_cost_error_s: float | None = None
+    reprefill_s: float | None = None
+    lost_tokens: int | None = None
+    place_tokens: float | None = None
+    horizon_s: float | None = None
+    horizon_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSwap(Action):
     """One swap is complete. Nothing is carried out: this is its line in the journal.
 
     ``awake_bytes`` and ``asleep_bytes`` are of the device, as measured when PARKING and SLEEPING
     ended; ``engine_released_bytes`` is by how much the engine's own memory fell in between.
-    ``peak_bytes`` is the most that was seen on the device in this swap.
+    ``peak_bytes`` is the most that was seen on the device in this swap. ``cost_s`` is what the swap
+    took without its training, ``predicted_cost_s`` what the cost model said when it began; None
+    for the first.
     """
 
     swap: int
@@ -135,6 +167,8 @@ class CloseSwap(Action):
     asleep_bytes: int | None
     engine_released_bytes: int | None
     peak_bytes: int | None
+    cost_s: float | None = None
+    predicted_cost_s: float | None = None
     phase_s: Mapping[Phase, float] = field(default_factory=dict)
 
 

@@ -32,6 +32,7 @@ from colocate.core.actions import (
 from colocate.core.admission import PromptStream, RequestQueue
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer
+from colocate.core.cost import CostModel
 from colocate.core.events import (
     BatchTrained,
     Event,
@@ -84,7 +85,8 @@ class Scheduler:
             bound=settings.max_staleness, mismatch=MismatchBook(settings.mismatch_warn)
         )
         self.requests = RequestQueue(settings.max_requests)
-        self.swapper = Swapper(settings, self.buffer, self.requests, self.books)
+        self.costs = CostModel()
+        self.swapper = Swapper(settings, self.buffer, self.requests, self.books, self.costs)
         self._loss_cap = LossCap(settings.max_filtered_fraction)
         self._flat_groups = FlatGroupFilter(settings, self.buffer, self.books)
         self._prompts: PromptStream | None = None
@@ -124,8 +126,12 @@ class Scheduler:
             raise ProtocolError(f"time runs backwards: {event.time_s} after {self.swapper.now_s}")
         actions = self._handlers[type(event)](event)
         self.swapper.now_s = event.time_s
+        self.costs.learn(event)
+        self.costs.follow(actions, event.time_s)
         if self.phase not in ENDS and self.phase is not Phase.CLOSING:
-            actions += self._go_on(event)
+            further = self._go_on(event)
+            self.costs.follow(further, event.time_s)
+            actions += further
         return actions
 
     def summary(self) -> dict[str, Any]:

@@ -24,10 +24,12 @@ class Settings:
     group_size: int
     groups_per_step: int
     max_staleness: int
-    policy: Literal["interval", "timed", "drain"] = "interval"
+    policy: Literal["interval", "timed", "drain", "adaptive"] = "interval"
     swap_interval: int = 1
     period_s: float | None = None
     expiry_grace_s: float = 0.0
+    warmup_swaps: int = 2
+    hysteresis: float = 0.05
     max_inflight: int | None = None
     on_stale: Literal["expire", "restart"] = "expire"
     max_filtered_fraction: float = 0.5

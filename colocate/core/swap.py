@@ -27,6 +27,7 @@ from colocate.core.actions import (
 from colocate.core.admission import RequestQueue
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer, Lease
+from colocate.core.cost import CostModel
 from colocate.core.departure import Departure
 from colocate.core.events import (
     BatchTrained,
@@ -70,7 +71,12 @@ class Swapper:
     """
 
     def __init__(
-        self, settings: Settings, buffer: Buffer, requests: RequestQueue, books: Books
+        self,
+        settings: Settings,
+        buffer: Buffer,
+        requests: RequestQueue,
+        books: Books,
+        costs: CostModel,
     ) -> None:
         self.phase = Phase.STARTING
         self.now_s = 0.0
@@ -83,7 +89,8 @@ class Swapper:
         self._buffer = buffer
         self._requests = requests
         self._books = books
-        self._departure = Departure(settings, buffer)
+        self._costs = costs
+        self._departure = Departure(settings, buffer, costs)
         self._replays = ReplayBuffer(settings)
         self._cursor: Callable[[], PromptCursor] = PromptCursor
         self._entered_s = 0.0
@@ -163,14 +170,15 @@ class Swapper:
 
     def consider_swap(self) -> list[Action]:
         """Asks the policy; enters the swap where it is due."""
-        answer = self._departure.consider(
+        num_batches, actions = self._departure.consider(
             self.trainer_version, now_s=self.now_s, rollout_started_s=self._entered_s
         )
-        if not isinstance(answer, int):
-            return answer
-        self._num_batches = answer
+        if not num_batches:
+            return actions
+        self._num_batches = num_batches
         self._parked = False
-        return self._enter(Cause.SWAP_DUE, self.now_s)
+        self._record.predict(self._costs.prediction_of())
+        return actions + self._enter(Cause.SWAP_DUE, self.now_s)
 
     def request_returned(self, time_s: float) -> list[Action]:
         return self._try_end_parking(time_s) if self.phase is Phase.PARKING else []

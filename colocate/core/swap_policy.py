@@ -1,45 +1,14 @@
-"""When to swap. A policy is a pure function of what a rollout looks like at one moment."""
+"""When to swap. A policy decides on what a rollout looks like at one moment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from colocate.core.adaptive import Adaptive
+from colocate.core.cost import CostModel
+from colocate.core.prospects import RolloutView, Stay, Swap, Why
 from colocate.core.settings import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutView:
-    """What a policy may look at. Times in seconds on the run's clock.
-
-    Attributes:
-        num_ready_batches: Full batches that could be leased now, within the bound.
-        num_unfinished: Trajectories that are still being generated, or in their environments; 0
-            where all that are left belong to spare groups.
-        num_steps_left: Training steps until the run is done.
-        max_batches: The most that one training phase may take: the bound allows S + 1.
-    """
-
-    time_s: float
-    rollout_started_s: float
-    num_ready_batches: int
-    num_unfinished: int
-    num_steps_left: int
-    max_batches: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swap:
-    """Swap now and train this many batches."""
-
-    num_batches: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
-    """Go on generating; ask again when something changes, or at ``until_s``."""
-
-    until_s: float | None = None
 
 
 class SwapPolicy(Protocol):
@@ -55,7 +24,9 @@ class Interval:
 
     def decide(self, view: RolloutView) -> Swap | Stay:
         wanted = min(self.num_batches, view.num_steps_left)
-        return Swap(num_batches=wanted) if view.num_ready_batches >= wanted else Stay()
+        if view.num_ready_batches < wanted:
+            return Stay()
+        return Swap(wanted, Why(reason=f"{wanted} ready batches were asked for"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +40,9 @@ class Timed:
         if view.time_s < due_s:
             return Stay(until_s=due_s)
         ready = min(view.num_ready_batches, view.max_batches, view.num_steps_left)
-        return Swap(num_batches=ready) if ready else Stay()
+        if not ready:
+            return Stay()
+        return Swap(ready, Why(reason=f"{self.period_s} s of rollout are over"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +58,10 @@ class Drain:
         wanted = min(self.num_batches, view.num_steps_left)
         if view.num_unfinished or view.num_ready_batches < wanted:
             return Stay()
-        return Swap(num_batches=wanted)
+        return Swap(wanted, Why(reason="nothing is unfinished"))
 
 
-def make_policy(settings: Settings) -> SwapPolicy:
+def make_policy(settings: Settings, costs: CostModel) -> SwapPolicy:
     """The policy that the settings name."""
     match settings.policy:
         case "interval":
@@ -98,3 +71,12 @@ def make_policy(settings: Settings) -> SwapPolicy:
         case "timed":
             assert settings.period_s is not None
             return Timed(settings.period_s)
+        case "adaptive":
+            return Adaptive(
+                costs,
+                group_size=settings.group_size,
+                groups_per_step=settings.groups_per_step,
+                max_requests=settings.max_requests,
+                warmup_swaps=settings.warmup_swaps,
+                hysteresis=settings.hysteresis,
+            )

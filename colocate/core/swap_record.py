@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from colocate.core.actions import CloseSwap
+from colocate.core.cost import OVERHEAD
 from colocate.core.phases import SWAP, Phase
 from colocate.core.residency import Residency, ordered
 from colocate.core.types import MemorySample, SleepMode, Version
@@ -16,10 +17,15 @@ class SwapRecord:
 
     _seconds: dict[Phase, float] = field(default_factory=dict)
     _peak_bytes: int | None = None
+    _predicted_s: float | None = None
 
     def begin(self) -> None:
         self._seconds.clear()
         self._peak_bytes = None
+
+    def predict(self, cost_s: float | None) -> None:
+        """What the cost model says that the swap will take without its training."""
+        self._predicted_s = cost_s
 
     def see(self, *samples: MemorySample | None) -> None:
         for sample in samples:
@@ -41,5 +47,7 @@ class SwapRecord:
             asleep_bytes=asleep.used if asleep else None,
             engine_released_bytes=ledger.released_bytes if asleep else None,
             peak_bytes=self._peak_bytes,
+            cost_s=round(sum(self._seconds.get(phase, 0.0) for phase in OVERHEAD), 6),
+            predicted_cost_s=self._predicted_s,
             phase_s={phase: self._seconds.get(phase, 0.0) for phase in SWAP},
         )

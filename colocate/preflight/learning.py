@@ -33,6 +33,30 @@ def _period_goes_with_timed(policy: str, period_s: float | None) -> Iterator[Pro
         )
 
 
+@rule("scheduler.policy", "scheduler.swap_interval")
+def _adaptive_chooses_its_own_batches(policy: str, k: int) -> Iterator[Problem]:
+    if policy == "adaptive" and k != 1:
+        yield Problem(
+            field="scheduler.swap_interval",
+            value=k,
+            rule="must be 1 with scheduler.policy=adaptive, which decides at each swap how many "
+            "batches it trains",
+            remedy="leave scheduler.swap_interval out, or set scheduler.policy=interval",
+        )
+
+
+@rule("scheduler.policy", "scheduler.warmup_swaps", "steps")
+def _adaptive_has_steps_to_learn_from(policy: str, warmup: int, steps: int) -> Iterator[Problem]:
+    if policy == "adaptive" and warmup >= steps:
+        yield Problem(
+            field="scheduler.warmup_swaps",
+            value=warmup,
+            rule=f"must be below steps = {steps} with scheduler.policy=adaptive: the run would end "
+            "before the policy decides anything",
+            remedy="set scheduler.warmup_swaps=1, more steps, or scheduler.policy=interval",
+        )
+
+
 @rule(
     "buffer.max_inflight",
     "buffer.max_staleness",

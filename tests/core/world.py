@@ -399,7 +399,7 @@ class World:
                     self._swap_timers.append(action.at_s)
             case act.SampleMemory():
                 self._wants_memory = True
-            case act.AdoptPlan() | act.CloseSwap() | act.Warn():
+            case act.AdoptPlan() | act.CloseSwap() | act.Decide() | act.Warn():
                 pass
             case _:
                 self._parking = isinstance(action, act.Park)

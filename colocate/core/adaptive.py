@@ -1,0 +1,263 @@
+"""The adaptive swap policy: leave when staying has become worth less than the average.
+
+A cycle is a rollout and the swap that ends it. By the marginal value theorem (Charnov 1976; in
+general, renewal reward with optimal stopping) the long-run rate of useful tokens is greatest where
+the rollout is left as soon as what it brings falls below the cycle's average
+
+    g = useful tokens / (rollout seconds + seconds of the swap)
+
+Training itself has no vote: its time goes with the tokens that are trained, whenever that is.
+Compared are: leaving now, and staying for ``h`` seconds more, for the h that speaks most for it,
+
+    advantage(h) = tokens(h) - g x h + g x (swap cost now - at h) + (tokens lost now - at h)
+                   + place x (trajectories trained at h - now) - share x tokens(h)
+
+where *lost* are tokens of trajectories that the swap would make too stale to be trained, and
+*place* is what a new trajectory would bring in the place of a trained one: finished trajectories
+whose group waits for its last member, or whose batch is not full, go on taking up admission. An
+unfinished one that is carried is worth in its place what it has left to sample, hence the last
+term: *share* is *place* as a share of a whole trajectory. With a saturated engine both are 0, and
+tokens count when they are sampled; where admission is what limits, they count when trained.
+
+The threshold g is the average over past cycles and the present one, so each cycle is played with
+the average of those before: Dinkelbach's iteration (1967), which converges to the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from colocate.core.cost import CostModel, SwapCost
+from colocate.core.outlook import Outlook, look_ahead
+from colocate.core.prospects import Groups, Loss, RolloutView, Stay, Swap, Why
+
+ASKS_PER_CYCLE = 16
+"""How many times the question is asked anew in one cycle, about."""
+LONGEST_HORIZON = 2.0
+"""In lengths of the cycle so far; what lies beyond it cannot make up for its wait."""
+
+MAX_GROUPS = 256
+"""Of more incomplete groups than this, an evenly spaced part is looked at."""
+
+
+@dataclass(slots=True)
+class _Score:
+    """Of the best horizon: by how much the rate while staying differs from the average, as a share
+    of the average; and what it was computed from."""
+
+    share: float
+    horizon: Outlook | None
+    why: Why
+
+
+class Adaptive:
+    """Remembers, within one rollout, when to ask again and whether leaving was indicated before.
+
+    Args:
+        warmup_swaps: Swaps taken like ``interval`` 1 before what was learned is relied upon.
+        hysteresis: Within this share of the average, leaving must be indicated twice.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        *,
+        group_size: int,
+        groups_per_step: int,
+        max_requests: int,
+        warmup_swaps: int,
+        hysteresis: float,
+    ) -> None:
+        self._costs = costs
+        self._group_size = group_size
+        self._groups_per_step = groups_per_step
+        self._max_requests = max_requests
+        self._warmup_swaps = warmup_swaps
+        self._hysteresis = hysteresis
+        self._rollout_started_s = -1.0
+        self._ask_at_s = 0.0
+        self._num_ready = 0
+        self._was_indicated = False
+
+    def decide(self, view: RolloutView) -> Swap | Stay:
+        if view.rollout_started_s != self._rollout_started_s:
+            self._rollout_started_s = view.rollout_started_s
+            self._ask_at_s, self._num_ready, self._was_indicated = 0.0, 0, False
+        ready = min(view.num_ready_batches, view.max_batches, view.num_steps_left)
+        if ready < 1:
+            return Stay()
+        if ready == min(view.max_batches, view.num_steps_left):
+            return Swap(ready, self._why(view, "as many batches are ready as may be trained"))
+        if view.num_unfinished == 0:
+            num_batches, _ = self._choose(view, ready)
+            return Swap(num_batches, self._why(view, "nothing is unfinished"))
+        if self._costs.num_cycles < self._warmup_swaps:
+            return Swap(1, self._why(view, "too little is known yet: as interval 1"))
+        is_news = ready != self._num_ready
+        if view.time_s < self._ask_at_s and not is_news:
+            return Stay(until_s=self._ask_at_s)
+        return self._weigh(view, ready, is_news=is_news)
+
+    def _weigh(self, view: RolloutView, ready: int, *, is_news: bool) -> Swap | Stay:
+        swap = self._costs.predict_swap()
+        rollout_s = view.time_s - view.rollout_started_s
+        again_s = view.time_s + max(1e-3, (rollout_s + swap.total_s.value) / ASKS_PER_CYCLE)
+        num_batches, loss = self._choose(view, ready)
+        score = self._score(view, swap, num_batches, loss)
+        indicated = score.share < self._hysteresis if self._was_indicated else score.share <= 0
+        if indicated and (self._was_indicated or score.share < -self._hysteresis):
+            return Swap(num_batches, score.why)
+        self._was_indicated = indicated
+        self._ask_at_s, self._num_ready = again_s, ready
+        return Stay(until_s=again_s, why=score.why if is_news else None)
+
+    def _choose(self, view: RolloutView, ready: int) -> tuple[int, Loss]:
+        """How many of the ready batches to train.
+
+        Each batch more makes place for new trajectories and bears its share of the swap's cost;
+        and it makes what is carried one version older: tokens that this makes too old are lost.
+        """
+        costs = self._costs
+        rollout_s = view.time_s - view.rollout_started_s
+        swap = costs.predict_swap()
+        average = costs.cycle_rate(rollout_s, view.time_s, swap)
+        share = average * swap.total_s.value / ready
+        worth = costs.place_tokens() * self._group_size * self._groups_per_step + share
+        best: tuple[float, int, Loss] | None = None
+        for num_batches in range(ready, 0, -1):
+            loss = view.loss_of(num_batches)
+            value = num_batches * worth - loss.num_tokens
+            if best is None or value > best[0]:
+                best = value, num_batches, loss
+            if not loss.num_tokens:
+                break  # fewer batches lose nothing less
+        assert best is not None
+        return best[1], best[2]
+
+    def _score(self, view: RolloutView, swap: SwapCost, num_batches: int, loss: Loss) -> _Score:
+        costs, workload = self._costs, self._costs.workload
+        rollout_s = view.time_s - view.rollout_started_s
+        average = costs.cycle_rate(rollout_s, view.time_s, swap)
+        decode_rate = workload.decode.rate(min(workload.num_decoding, self._max_requests))
+        numbers = self._why(
+            view,
+            "staying brings less than the cycle's average",
+            swap=swap,
+            average=average,
+            loss=loss,
+        )
+        rate_now = decode_rate.value * (1 - costs.place_share())
+        if not loss.num_tokens and rate_now > average * (1 + self._hysteresis):
+            return _Score(rate_now / average - 1, None, numbers)
+        longest_s = LONGEST_HORIZON * (rollout_s + swap.total_s.value)
+        best, best_horizon = -1.0, None
+        ready = min(view.num_ready_batches, view.max_batches)
+        batch_size = self._group_size * self._groups_per_step
+        groups, turn_s, place = view.groups(), workload.turn_s(), costs.place_tokens()
+        for outlook in look_ahead(
+            workload,
+            time_s=view.time_s,
+            longest_s=longest_s,
+            max_requests=self._max_requests,
+        ):
+            advantage = self._advantage(view, outlook, average, loss, turn_s)
+            batches = self._batches_at(view, groups, outlook.horizon_s, turn_s)
+            further = max(0, min(batches, view.max_batches) - ready)
+            advantage += place * further * batch_size
+            advantage -= costs.place_share() * outlook.num_tokens
+            share = advantage / (average * outlook.horizon_s)
+            if share > best:
+                best, best_horizon = share, outlook
+        if best_horizon is not None:
+            numbers = numbers.with_horizon(best_horizon.horizon_s, best_horizon.num_tokens)
+        return _Score(best, best_horizon, numbers)
+
+    def _batches_at(
+        self, view: RolloutView, groups: Groups, horizon_s: float, turn_s: float
+    ) -> int:
+        """Full batches that are expected to be ready by then."""
+        stride = 1 + len(groups.unfinished) // MAX_GROUPS
+        expected = 0.0
+        for members in groups.unfinished[::stride]:
+            chance = 1.0
+            for trajectory in members:
+                chance *= self._costs.workload.completion(
+                    trajectory, view.time_s, horizon_s, turn_s
+                )
+                if chance < 1e-3:
+                    break
+            expected += chance
+        return int((groups.num_complete + expected * stride) / self._groups_per_step)
+
+    def _advantage(
+        self, view: RolloutView, outlook: Outlook, average: float, loss: Loss, turn_s: float
+    ) -> float:
+        workload = self._costs.workload
+        tokens = outlook.num_tokens
+        # Context that would not be parked any more, less what would be longer by then.
+        unfinished = max(1, view.num_unfinished)
+        shorter = workload.num_parked_context * min(1.0, outlook.num_finished / unfinished)
+        saved = workload.decode.prefill_s(1).times(shorter - tokens)
+        saved_s = saved.value if math.isfinite(saved.error) else 0.0
+        rescued = self._rescued(view.time_s, outlook, loss, turn_s)
+        wasted = tokens * loss.num_unfinished / unfinished * (1 - rescued)
+        return (
+            tokens
+            - wasted
+            - average * outlook.horizon_s
+            + average * saved_s
+            + (rescued * loss.num_tokens)
+        )
+
+    def _rescued(self, time_s: float, outlook: Outlook, loss: Loss, turn_s: float) -> float:
+        """The share of the tokens at stake whose groups would be complete by then."""
+        if not loss.num_tokens:
+            return 0.0
+        saved = 0.0
+        for num_tokens, unfinished in loss.groups:
+            chance = 1.0
+            for trajectory in unfinished:
+                chance *= self._costs.workload.completion(
+                    trajectory, time_s, outlook.horizon_s, turn_s
+                )
+                if chance < 1e-3:
+                    break
+            saved += num_tokens * chance
+        return saved / loss.num_tokens
+
+    def _why(
+        self,
+        view: RolloutView,
+        reason: str,
+        *,
+        swap: SwapCost | None = None,
+        average: float | None = None,
+        loss: Loss | None = None,
+    ) -> Why:
+        workload = self._costs.workload
+        swap = swap or self._costs.predict_swap()
+        rate = workload.decode.rate(min(workload.num_decoding, self._max_requests))
+        known = self._costs.num_cycles > 0
+        if average is None and known:
+            rollout_s = view.time_s - view.rollout_started_s
+            average = self._costs.cycle_rate(rollout_s, view.time_s, swap)
+        return Why(
+            reason=reason,
+            current_rate=_known(rate.value, rate.error),
+            cycle_rate=None if average is None else _round(average),
+            swap_cost_s=_round(swap.total_s.value) if known else None,
+            swap_cost_error_s=_known(swap.total_s.error, swap.total_s.error) if known else None,
+            reprefill_s=_known(swap.reprefill_s.value, swap.reprefill_s.error),
+            lost_tokens=None if loss is None else loss.num_tokens,
+            place_tokens=_round(self._costs.place_tokens()) if known else None,
+        )
+
+
+def _known(value: float, error: float) -> float | None:
+    return _round(value) if math.isfinite(error) else None
+
+
+def _round(value: float) -> float:
+    """To what a person reads; and a replay on another machine writes the same."""
+    return float(f"{value:.6g}")

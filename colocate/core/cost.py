@@ -1,0 +1,269 @@
+"""The cost model: what each part of the cycle costs, learned online from the run's own events.
+
+It reads the events and commands that pass through the scheduler and nothing else, so a replay
+learns the same. ``docs/when-to-swap.md`` says what it is for; ``snapshot`` and ``restore`` carry
+it across a restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from colocate.core.actions import Action, AdoptPlan, CloseSwap, Train
+from colocate.core.estimates import Estimate, RobustLine
+from colocate.core.events import BatchTrained, Event, PartsReported, PhaseEnded
+from colocate.core.memory import EVICTED
+from colocate.core.phases import SWAP, Phase
+from colocate.core.types import TRAINER_PARTS, Part
+from colocate.core.workload import Workload
+
+SCHEMA = 1
+MEMORY_CYCLES = 8.0
+"""Cycles after which one counts 1/e in the average."""
+MIN_CYCLES = 3.0
+
+OVERHEAD = tuple(phase for phase in SWAP if phase is not Phase.TRAINING)
+"""The phases of a swap in which nothing is generated and nothing is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapCost:
+    """Seconds. ``phase_s``: by phase; ``reprefill_s``: to read again what a swap parks now."""
+
+    phase_s: Mapping[Phase, Estimate]
+    reprefill_s: Estimate
+
+    @property
+    def moves_s(self) -> Estimate:
+        """Park, sleep, load, offload, reload, publish, wake."""
+        total = Estimate(0.0, 0.0)
+        for estimate in self.phase_s.values():
+            total += estimate
+        return total
+
+    @property
+    def total_s(self) -> Estimate:
+        return self.moves_s + self.reprefill_s
+
+
+class CostModel:
+    """Attributes:
+    workload: Decoding, environments, completion.
+    num_cycles: Swaps that were seen from end to end.
+    """
+
+    def __init__(self) -> None:
+        self.workload = Workload()
+        self.num_cycles = 0
+        self._phases: dict[Phase, RobustLine] = {phase: RobustLine() for phase in OVERHEAD}
+        self._training = RobustLine()
+        self._parts: dict[Part, int] = {}
+        self._bytes: dict[Phase, float] = {}
+        self._evicted: frozenset[Part] = TRAINER_PARTS
+        self._train_began_s: float | None = None
+        # The average over cycles: useful tokens, and the seconds of rollout and swap.
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._rollout_s: float | None = None
+        self._rollouts_s = 0.0
+        self._decoding_s = 0.0
+        self._places = 0.0
+        self._num_begun = 0
+        self._decoding_before_s = 0.0
+        # Where the present cycle began.
+        self._generated_before = 0
+        self._discarded_before = 0
+        self._reread_before = 0
+
+    # What comes in
+
+    def learn(self, event: Event) -> None:
+        """A fact that the scheduler has accepted."""
+        self.workload.learn(event)
+        match event:
+            case BatchTrained():
+                if self._train_began_s is not None:
+                    self._training.observe(event.num_tokens, event.time_s - self._train_began_s)
+                self._train_began_s = None
+            case PartsReported() | PhaseEnded():
+                for part, size in (event.held or {}).items():
+                    self._parts[part] = max(size, self._parts.get(part, 0))
+                if isinstance(event, PhaseEnded) and event.phase is Phase.PUBLISHING:
+                    self.workload.drop_kv()
+            case _:
+                pass
+
+    def follow(self, actions: Sequence[Action], time_s: float) -> None:
+        """Commands that the scheduler has given."""
+        for action in actions:
+            self.workload.follow(action, time_s)
+            match action:
+                case Train():
+                    self._train_began_s = time_s
+                case AdoptPlan():
+                    self._plan(action)
+                case CloseSwap():
+                    self._close(action)
+                case _:
+                    pass
+
+    def leave_rollout(self, rollout_s: float) -> None:
+        """A swap begins after so long a rollout."""
+        self._rollout_s = rollout_s
+
+    # What policies ask
+
+    def predict_swap(self) -> SwapCost:
+        """Of a swap that begins now and moves what the last one moved."""
+        phase_s = {}
+        for phase, line in self._phases.items():
+            estimate = line.predict(self._bytes.get(phase, 0.0))
+            phase_s[phase] = estimate if len(line) else Estimate(0.0, math.inf)
+        return SwapCost(
+            phase_s=phase_s,
+            reprefill_s=self.workload.decode.prefill_s(self.workload.num_parked_context),
+        )
+
+    def training_s(self, num_tokens: float) -> Estimate:
+        """Seconds of one training step on so many tokens."""
+        return self._training.predict(num_tokens)
+
+    def useful_tokens(self, time_s: float) -> float:
+        """Generated in this cycle so far, in flight included, and not discarded."""
+        workload = self.workload
+        generated = workload.num_generated - self._generated_before
+        discarded = workload.num_discarded - self._discarded_before
+        return generated - discarded + workload.inflight_tokens(time_s)
+
+    def cycle_rate(self, rollout_s: float, time_s: float, swap: SwapCost) -> float:
+        """Useful tokens a second of rollout and swap, over past cycles and this one ended now.
+
+        The time that a cycle spent on reading parked contexts again is charged to the swap that
+        parked them: taken off this rollout, where it was spent, and put on the swap to come.
+        """
+        spent_s = rollout_s - self._reread_s() + swap.total_s.value
+        tokens = self._tokens + max(0.0, self.useful_tokens(time_s))
+        return tokens / max(1e-9, self._seconds + max(0.0, spent_s))
+
+    def place_tokens(self) -> float:
+        """What one trajectory more in the rollout to come would bring, in tokens.
+
+        It decodes for as long as those of past rollouts did, on average over all that were
+        unfinished when they began, and adds to the engine's rate what one more adds to it.
+        """
+        if not self._places or not self._rollouts_s:
+            return 0.0
+        concurrency = max(1.0, self._decoding_s / self._rollouts_s)
+        brings = self.workload.decode.marginal_rate(concurrency) * self._decoding_s / self._places
+        return min(brings, self._mean_tokens())
+
+    def place_share(self) -> float:
+        """``place_tokens`` as a share of a whole trajectory's tokens, at most 1.
+
+        Near 1 the engine has room, and what limits the run is how many trajectories are admitted;
+        near 0 the engine is saturated, and it is of no use to admit more.
+        """
+        mean = self._mean_tokens()
+        return self.place_tokens() / mean if mean else 0.0
+
+    def _mean_tokens(self) -> float:
+        """Of a trajectory that was trained."""
+        return self.workload.num_trained_tokens / max(1, self.workload.num_trained)
+
+    def prediction_of(self) -> float | None:
+        """Seconds that the phases of the swap to come are predicted to take; None before one."""
+        return round(self.predict_swap().moves_s.value, 6) if self.num_cycles else None
+
+    # Across a restart
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data: lists, dictionaries, numbers."""
+        return {
+            "schema": SCHEMA,
+            "num_cycles": self.num_cycles,
+            "tokens": self._tokens,
+            "seconds": self._seconds,
+            "rollouts_s": self._rollouts_s,
+            "decoding_s": self._decoding_s,
+            "places": self._places,
+            "phases": {str(phase): line.snapshot() for phase, line in self._phases.items()},
+            "bytes": {str(phase): size for phase, size in self._bytes.items()},
+            "parts": {str(part): size for part, size in self._parts.items()},
+            "training": self._training.snapshot(),
+            "workload": self.workload.snapshot(),
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Raises:
+        ValueError: where the data is of another schema.
+        """
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"a cost model of schema {data.get('schema')}, not {SCHEMA}")
+        self.num_cycles = int(data["num_cycles"])
+        self._tokens, self._seconds = float(data["tokens"]), float(data["seconds"])
+        self._rollouts_s = float(data["rollouts_s"])
+        self._decoding_s, self._places = float(data["decoding_s"]), float(data["places"])
+        for phase, points in data["phases"].items():
+            self._phases[Phase(phase)].restore(points)
+        self._bytes = {Phase(phase): float(size) for phase, size in data["bytes"].items()}
+        self._parts = {Part(part): int(size) for part, size in data["parts"].items()}
+        self._training.restore(data["training"])
+        self.workload.restore(data["workload"])
+
+    # Inside
+
+    def _reread_s(self) -> float:
+        num_reread = self.workload.num_reread - self._reread_before
+        estimate = self.workload.decode.prefill_s(num_reread)
+        return estimate.value if math.isfinite(estimate.error) else 0.0
+
+    def _size(self, parts: frozenset[Part]) -> float:
+        return float(sum(self._parts.get(part, 0) for part in parts))
+
+    def _plan(self, plan: AdoptPlan) -> None:
+        """Bytes that each phase of this swap moves."""
+        asleep = EVICTED[plan.mode]
+        offload, after = frozenset(plan.offload), frozenset(plan.offload_after_push)
+        weights = frozenset({Part.WEIGHTS})
+        self._bytes = {
+            Phase.PARKING: 0.0,
+            Phase.SLEEPING: self._size(asleep),
+            Phase.TRAINER_WAKING: self._size(self._evicted),
+            Phase.TRAINER_OFFLOADING: self._size(offload),
+            Phase.WEIGHTS_WAKING: self._size(asleep & weights),
+            Phase.PUBLISHING: self._size(weights | after),
+            Phase.KV_WAKING: self._size(asleep - weights),
+        }
+        self._evicted = offload | after
+
+    def _close(self, action: CloseSwap) -> None:
+        moves_s = 0.0
+        for phase, line in self._phases.items():
+            took_s = action.phase_s.get(phase, 0.0)
+            line.observe(self._bytes.get(phase, 0.0), took_s)
+            moves_s += took_s
+        workload = self.workload
+        if self._rollout_s is not None:
+            kept = 1 - 1 / MEMORY_CYCLES if self.num_cycles >= MIN_CYCLES else 1.0
+            tokens = workload.num_generated - self._generated_before
+            tokens -= workload.num_discarded - self._discarded_before
+            reread_s = workload.decode.prefill_s(workload.num_parked_context)
+            again_s = reread_s.value if math.isfinite(reread_s.error) else 0.0
+            spent_s = max(0.0, self._rollout_s - self._reread_s()) + moves_s + again_s
+            self._tokens = kept * self._tokens + tokens
+            self._seconds = kept * self._seconds + spent_s
+            self._rollouts_s = kept * self._rollouts_s + self._rollout_s
+            decoding_s = workload.decoding_s - self._decoding_before_s
+            self._decoding_s = kept * self._decoding_s + decoding_s
+            self._places = kept * self._places + self._num_begun
+            self.num_cycles += 1
+        self._rollout_s = None
+        self._generated_before = workload.num_generated
+        self._discarded_before = workload.num_discarded
+        self._reread_before = workload.num_reread
+        self._decoding_before_s = workload.decoding_s
+        self._num_begun = workload.num_unfinished
+        workload.decode.refresh()
