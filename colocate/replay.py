@@ -77,12 +77,29 @@ def _decide_again(scheduler: Scheduler, entry: Entry) -> str | None:
     return f"the scheduler decides {len(actions)} actions, the journal has {len(entry.actions)}"
 
 
+def _kept_share(run_dir: Path) -> float:
+    """Of the trajectories, in the journal of a simulation; a real run's keeps all."""
+    path = run_dir / "summary.json"
+    if not path.exists():
+        return 1.0
+    simulation = json.loads(path.read_text()).get("simulation") or {}
+    return float(simulation.get("trace_fraction", 1.0))
+
+
 def main(run_dir: Path) -> int:
     """Prints what was checked and found; returns the command's exit status."""
     if not (run_dir / "events.jsonl").is_file():
         print(
             f"colocate replay: {run_dir} is not a run's folder: it has no events.jsonl. Give the "
             "folder that the run printed at its end.",
+            file=sys.stderr,
+        )
+        return 2
+    if (kept := _kept_share(run_dir)) < 1:
+        print(
+            f"colocate replay: the journal in {run_dir} keeps a share of {kept} of what was "
+            "simulated (sim.trace_fraction), and so cannot be replayed. The simulation itself "
+            "checks the invariants (sim.audit).",
             file=sys.stderr,
         )
         return 2

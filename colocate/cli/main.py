@@ -42,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find(name: str) -> Command:
-    commands: dict[str, Command] = {**_COMMANDS, "run-job": _run_job}
+    commands: dict[str, Command] = {
+        **_COMMANDS,
+        "run-job": _run_job,
+        "simulate-job": _simulate_job,
+    }
     if name not in commands:
         raise UsageError(f"no command `{name}`; the commands are: {', '.join(_COMMANDS)}")
     return commands[name]
@@ -69,6 +73,33 @@ def _run_job(arguments: Sequence[str]) -> int:
     stop_with_parent()
     try:
         return run_job(_folder("run-job", arguments))
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _simulate(arguments: Sequence[str]) -> int:
+    """the same scheduler under a virtual clock; -m for a multirun"""
+    from colocate.cli.simulate import simulate
+    from colocate.problems import ConfigurationError
+
+    try:
+        return simulate(arguments)
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _simulate_job(arguments: Sequence[str]) -> int:
+    """Carries out one prepared job of a multirun; `simulate -m` calls it, not people."""
+    from colocate.cli.multirun import stop_with_parent
+    from colocate.cli.simulate import SIMULATE
+    from colocate.cli.train import run_job
+    from colocate.problems import ConfigurationError
+
+    stop_with_parent()
+    try:
+        return run_job(_folder("simulate-job", arguments), program=SIMULATE)
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2
@@ -118,12 +149,14 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 _COMMANDS: dict[str, Command] = {
     "train": _train,
+    "simulate": _simulate,
     "report": _report,
     "replay": _replay,
     "doctor": _doctor,
 }
 _TAKES = {
     "train": "[overrides]",
+    "simulate": "[overrides]",
     "report": "RUN_OR_SWEEP_DIR",
     "replay": "RUN_DIR",
     "doctor": "",

@@ -1,4 +1,4 @@
-"""``colocate train``: one run, or a multirun of several.
+"""``colocate train`` and ``colocate simulate``: one run, or a multirun of several.
 
     arguments -> compose every job -> validate every job --- problems? -> exit status 2
                                              |
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hydra
@@ -27,7 +27,7 @@ from colocate.cli.compose import CONFIG_NAME, VERSION_BASE, Plan, config_folder,
 from colocate.cli.earlier_jobs import EarlierJobs, find_earlier_jobs, set_aside
 from colocate.cli.multirun import Multirun
 from colocate.config import RunConfig
-from colocate.preflight import find_problems, validate
+from colocate.preflight import RULES, Rule, find_problems, validate
 from colocate.problems import ConfigurationError, Problem, merge
 from colocate.report.sweep_manifest import ManifestJob, SweepManifest
 
@@ -38,44 +38,80 @@ JobCommand = Callable[[Path], Sequence[str]]
 """The command line that carries out, in a child process, the job prepared in a folder."""
 
 
+def _app_run(config: RunConfig, run_dir: Path) -> int:
+    from colocate.app import run
+
+    return run(config, run_dir)
+
+
+def _command_of_job(name: str) -> JobCommand:
+    return lambda run_dir: [sys.executable, "-m", "colocate.cli.main", name, str(run_dir)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A command that composes a configuration and carries out runs of it.
+
+    Attributes:
+        name: As people type it.
+        config_name: The root of its configuration tree.
+        run: What carries out a single run.
+        job: The hidden command that carries out a prepared job of a multirun.
+        rules: What relates its fields to each other.
+    """
+
+    name: str
+    config_name: str
+    run: Run
+    job: str
+    rules: Sequence[Rule]
+
+
+TRAIN = Program(name="train", config_name=CONFIG_NAME, run=_app_run, job="run-job", rules=RULES)
+
+
 def train(
     arguments: Sequence[str],
     *,
+    program: Program = TRAIN,
     run: Run | None = None,
     job_command: JobCommand | None = None,
     grace_s: float = 15.0,
 ) -> int:
-    """Trains as the arguments say; returns the exit status.
+    """Runs as the arguments say; returns the exit status.
 
     Args:
         arguments: Hydra's flags and overrides.
-        run: What carries out a single run; None: ``colocate.app.run``.
-        job_command: What carries out a job of a multirun; None: ``colocate run-job FOLDER``.
+        program: What is composed, and what is run.
+        run: What carries out a single run; None: the program's.
+        job_command: What carries out a job of a multirun; None: the program's.
         grace_s: How long what a job leaves behind may take to end by itself. A run's own reaper
             may need ten seconds to end what a dead driver left.
 
     Raises:
         ConfigurationError: with all problems of all jobs, before anything is written.
     """
-    parsed = parse(arguments)
+    parsed = parse(arguments, program.name)
+    parsed.config_name = parsed.config_name or program.config_name
     plan = plan_jobs(parsed)
     if _asks_only(parsed):
         if plan.problems:
             raise ConfigurationError(plan.problems)
-        _hand_over(arguments, _refuse_to_run)
+        _hand_over(program, arguments, _refuse_to_run)
         return 0
-    check_plan(plan)
+    check_plan(plan, program.rules)
     arguments = _flags_first(parsed, multirun=plan.multirun)
     if plan.multirun:
         earlier = find_earlier_jobs(plan.jobs)
         if earlier.problems:
             raise ConfigurationError(earlier.problems)
         multirun = Multirun(num_jobs=len(plan.jobs), grace_s=grace_s)
-        return _train_all(arguments, plan, earlier, multirun, job_command or _run_job_command)
-    return _train_one(arguments, run or _app_run)
+        job_command = job_command or _command_of_job(program.job)
+        return _train_all(program, arguments, plan, earlier, multirun, job_command)
+    return _train_one(program, arguments, run or program.run)
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan, rules: Sequence[Rule] = RULES) -> None:
     """Validates every job.
 
     Raises:
@@ -83,7 +119,7 @@ def check_plan(plan: Plan) -> None:
     """
     of_jobs: list[Problem] = []
     for job in plan.jobs:
-        _, found = find_problems(job.tree, run_dir=job.run_dir, complete=plan.complete)
+        _, found = find_problems(job.tree, run_dir=job.run_dir, complete=plan.complete, rules=rules)
         jobs = (job.label,) if plan.multirun else ()
         of_jobs += [replace(problem, jobs=jobs) for problem in found]
     if plan.multirun:
@@ -92,20 +128,20 @@ def check_plan(plan: Plan) -> None:
         raise ConfigurationError([*plan.problems, *of_jobs])
 
 
-def run_job(run_dir: Path, *, run: Run | None = None) -> int:
+def run_job(run_dir: Path, *, program: Program = TRAIN, run: Run | None = None) -> int:
     """Carries out the job whose composed configuration lies in ``run_dir/.hydra/config.yaml``."""
     tree = OmegaConf.load(run_dir / ".hydra" / "config.yaml")
-    return (run or _app_run)(_typed(tree), run_dir)
+    return (run or program.run)(_typed(tree, program), run_dir)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str], name: str = "train") -> argparse.Namespace:
     """Reads Hydra's flags and overrides, in any order.
 
     Raises:
         SystemExit: with 2 for a flag that there is not, with 0 after ``--version``.
     """
     parser: argparse.ArgumentParser = get_args_parser()
-    parser.prog = "colocate train"
+    parser.prog = f"colocate {name}"
     parser.usage = "%(prog)s [-m] [+experiment=NAME] [KEY=VALUE ...]; --hydra-help lists all flags"
     # Hydra's own parsing refuses a flag between two overrides.
     return parser.parse_intermixed_args(list(arguments))
@@ -127,17 +163,19 @@ def _asks_only(parsed: argparse.Namespace) -> bool:
     )
 
 
-def _train_one(arguments: Sequence[str], run: Run) -> int:
+def _train_one(program: Program, arguments: Sequence[str], run: Run) -> int:
     statuses: list[int] = []
 
     def task(tree: DictConfig) -> None:
-        statuses.append(run(_typed(tree), Path(HydraConfig.get().runtime.output_dir)))
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        statuses.append(run(_typed(tree, program), folder))
 
-    _hand_over(arguments, task)
+    _hand_over(program, arguments, task)
     return statuses[0]
 
 
 def _train_all(
+    program: Program,
     arguments: Sequence[str],
     plan: Plan,
     earlier: EarlierJobs,
@@ -170,7 +208,7 @@ def _train_all(
                 raise
             manifest.mark(number, "failed" if reason else "done", reason)
 
-        _hand_over(arguments, task)
+        _hand_over(program, arguments, task)
     status = multirun.close()
     if manifest is not None:
         print(f"To compare them: colocate report {manifest.folder}", file=sys.stderr)
@@ -191,13 +229,15 @@ def _manifest(folder: Path, plan: Plan, earlier: EarlierJobs) -> SweepManifest:
     return manifest
 
 
-def _hand_over(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+def _hand_over(
+    program: Program, arguments: Sequence[str], task: Callable[[DictConfig], None]
+) -> None:
     """Lets Hydra read the same arguments, make the folders, and call ``task`` for each job."""
     decorate = hydra.main(
-        version_base=VERSION_BASE, config_path=str(config_folder()), config_name=CONFIG_NAME
+        version_base=VERSION_BASE, config_path=str(config_folder()), config_name=program.config_name
     )
     before = sys.argv
-    sys.argv = ["colocate train", *arguments]
+    sys.argv = [f"colocate {program.name}", *arguments]
     try:
         decorate(task)()
     finally:
@@ -208,17 +248,7 @@ def _refuse_to_run(tree: DictConfig) -> None:
     raise AssertionError("Hydra started a run where it was asked to show something")
 
 
-def _typed(tree: DictConfig | ListConfig) -> RunConfig:
+def _typed(tree: DictConfig | ListConfig, program: Program) -> RunConfig:
     plain = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(plain, dict)
-    return validate({str(key): value for key, value in plain.items()})
-
-
-def _app_run(config: RunConfig, run_dir: Path) -> int:
-    from colocate.app import run
-
-    return run(config, run_dir)
-
-
-def _run_job_command(run_dir: Path) -> Sequence[str]:
-    return [sys.executable, "-m", "colocate.cli.main", "run-job", str(run_dir)]
+    return validate({str(key): value for key, value in plain.items()}, rules=program.rules)

@@ -10,6 +10,8 @@ from colocate.core.events import PromptCursor
 from colocate.core.trajectory import State, Trajectory
 from colocate.core.types import GroupId, TrajectoryId, Version
 
+_YOUNGEST = Version(2**62)
+
 
 class PromptStream:
     """Positions of the prompt stream, each drawn once; a resume first redraws what was pending."""
@@ -52,9 +54,14 @@ class RequestQueue:
         return self._inflight.get(request) == trajectory
 
     def wait(self, trajectory: Trajectory, engine_version: Version) -> None:
-        """Queues a trajectory; one that has sampled nothing is as old as the engine's weights."""
+        """Queues a trajectory.
+
+        One that has sampled nothing stays as young as the engine's weights, however long it waits,
+        and goes last: with the version of the day it was queued it would overtake partials that
+        the next swap makes older.
+        """
         oldest = trajectory.oldest
-        version = engine_version if oldest is None else oldest
+        version = _YOUNGEST if oldest is None else oldest
         entry = (version, not trajectory.resumed, trajectory.id, trajectory.attempt)
         heapq.heappush(self._waiting, entry)
 

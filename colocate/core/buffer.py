@@ -20,10 +20,13 @@ class Group:
     """A prompt's trajectories.
 
     ``members`` holds one trajectory a slot, its latest occupant, and spares until it is complete.
+    ``oldest`` is kept while ``age_is_known``: a scheduler asks far more often than it changes.
     """
 
     id: GroupId
     members: list[TrajectoryId] = field(default_factory=list)
+    oldest: Version | None = None
+    age_is_known: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,8 @@ class Buffer:
         self._num_done = 0  # finished or leased
         self._next_trajectory = 0
         self._next_batch = 0
+        self._planned: dict[tuple[Version, int], list[list[GroupId]]] = {}
+        self._fillable: dict[tuple[Version, int], int] = {}
 
     # What is there
 
@@ -144,6 +149,7 @@ class Buffer:
         if group in self._groups:
             raise ProtocolError(f"group {group} is resident already")
         self._groups[group] = Group(id=group)
+        self._fillable.clear()
         return [
             self._new_member(group) for _ in range(self._group_size + self._redundant_per_group)
         ]
@@ -163,6 +169,7 @@ class Buffer:
         group.members[slot] = fresh.id
         del self._trajectories[lost.id]
         self._num_ended -= 1
+        self._changed(lost.group)
         return fresh
 
     def restart(self, trajectory: Trajectory, time_s: float) -> int:
@@ -177,9 +184,18 @@ class Buffer:
         trajectory.reward = None
         trajectory.resumed = False
         self._complete.pop(trajectory.group, None)
+        self._changed(trajectory.group)
         return forgotten
 
     # Going on
+
+    def extend(self, trajectory: Trajectory, spans: tuple[Span, ...]) -> None:
+        """Appends sampled tokens; the first ones may make its group older."""
+        is_first = not trajectory.spans
+        trajectory.extend(spans)
+        if is_first and spans:
+            self._groups[trajectory.group].age_is_known = False
+            self._fillable.clear()
 
     def finish(self, trajectory: Trajectory, reward: float, time_s: float) -> None:
         """Marks it finished; its group may be complete by it."""
@@ -221,6 +237,13 @@ class Buffer:
 
     def oldest(self, group: GroupId) -> Version | None:
         """The oldest token that training the group would train."""
+        found = self._groups[group]
+        if not found.age_is_known:
+            found.oldest = self._find_oldest(group)
+            found.age_is_known = True
+        return found.oldest
+
+    def _find_oldest(self, group: GroupId) -> Version | None:
         versions = (
             member.oldest
             for member in self._members(group)
@@ -230,6 +253,8 @@ class Buffer:
 
     def plan(self, version: Version, max_batches: int) -> list[list[GroupId]]:
         """The batches that a training phase beginning at ``version`` could lease now."""
+        if (known := self._planned.get((version, max_batches))) is not None:
+            return known
         complete = list(self._complete)
         chosen = staleness.assign_batches(
             [self.oldest(group) for group in complete],
@@ -238,13 +263,17 @@ class Buffer:
             groups_per_batch=self._groups_per_step,
             max_batches=max_batches,
         )
-        return [[complete[i] for i in batch] for batch in chosen]
+        batches = [[complete[i] for i in batch] for batch in chosen]
+        self._planned[version, max_batches] = batches
+        return batches
 
     def num_fillable_batches(self, version: Version, max_batches: int) -> int:
         """Batches that would be trained if every resident trajectory were finished in time.
 
         ``version`` is the trainer's; batches that are leased begin there.
         """
+        if (known := self._fillable.get((version, max_batches))) is not None:
+            return known
         leased = {group for lease in self._leases.values() for group in lease.groups}
         further = staleness.assign_batches(
             [self.oldest(group) for group in self._groups if group not in leased],
@@ -253,7 +282,9 @@ class Buffer:
             groups_per_batch=self._groups_per_step,
             max_batches=max_batches,
         )
-        return len(self._leases) + len(further)
+        num_batches = len(self._leases) + len(further)
+        self._fillable[version, max_batches] = num_batches
+        return num_batches
 
     def lease(self, version: Version, max_batches: int, time_s: float) -> list[Lease]:
         """Leases up to ``max_batches`` full batches; the j-th begins at ``version + j``."""
@@ -273,6 +304,8 @@ class Buffer:
             self._next_batch += 1
             self._leases[lease.batch] = lease
             leases.append(lease)
+        self._planned.clear()
+        self._fillable.clear()
         return leases
 
     def substitute(
@@ -294,6 +327,7 @@ class Buffer:
             replays=(*lease.replays, *instead.values()),
         )
         self._leases[lease.batch] = changed
+        self._fillable.clear()
         return changed, ended
 
     def stale_groups(self, version: Version) -> list[GroupId]:
@@ -340,6 +374,7 @@ class Buffer:
     def acknowledge(self, lease: Lease, time_s: float) -> list[Trajectory]:
         """Ends the batch's trajectories as trained and forgets its groups; returns them."""
         del self._leases[lease.batch]
+        self._fillable.clear()
         trained = []
         for group in lease.groups:
             for member in self._drop(group):
@@ -372,6 +407,7 @@ class Buffer:
         self._groups[ended.group].members.remove(ended.id)
         del self._trajectories[ended.id]
         self._num_ended -= 1
+        self._changed(ended.group)
 
     def _members(self, group: GroupId) -> Iterable[Trajectory]:
         return (self._trajectories[t] for t in self._groups[group].members)
@@ -382,11 +418,20 @@ class Buffer:
         )
         if num_done >= self._group_size:
             self._complete[group] = None
+            self._planned.clear()
+
+    def _changed(self, group: GroupId) -> None:
+        """What is known of the group's age, and what followed from it, holds no longer."""
+        self._groups[group].age_is_known = False
+        self._planned.clear()
+        self._fillable.clear()
 
     def _end(self, trajectory: Trajectory, ending: Ending, time_s: float) -> None:
         self._num_done -= trajectory.state in (State.FINISHED, State.LEASED)
         trajectory.move(Trigger.ENDED, time_s)
         trajectory.ending = ending
+        if trajectory.group in self._groups:
+            self._changed(trajectory.group)
 
     def _drop(self, group: GroupId) -> list[Trajectory]:
         members = list(self._members(group))
@@ -396,4 +441,6 @@ class Buffer:
             del self._trajectories[member.id]
         del self._groups[group]
         self._complete.pop(group, None)
+        self._planned.clear()
+        self._fillable.clear()
         return members

@@ -281,7 +281,7 @@ class Scheduler:
             )
             trajectory.resumed = False
         trajectory.move(Trigger.ABORTED if aborted else Trigger.GENERATED, event.time_s)
-        trajectory.extend(event.spans)
+        self.buffer.extend(trajectory, event.spans)
         trajectory.digest = event.digest
         trajectory.num_context_tokens += num_sampled
         trajectory.request = None

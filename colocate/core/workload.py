@@ -6,6 +6,7 @@ what was prefilled) and is the only one that feeds them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -222,7 +223,8 @@ class Workload:
         if member is None or fit is None or member.stage is Stage.DONE:
             return 0.0 if member is None or fit is None else 1.0
         num_turns = 1 + max(0.0, ahead_s - turn_s) / turn_s
-        over = 1 - (1 - self.turns.hazard(max(1, member.turn))) ** num_turns
+        goes_on = 1 - self.turns.hazard(max(1, member.turn))
+        over = 1 - math.pow(goes_on, num_turns)
         age_s = time_s - member.since_s
         if member.stage is Stage.WAITING:
             return over * (1 - self.step_s.still(age_s, ahead_s))

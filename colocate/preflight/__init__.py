@@ -7,7 +7,7 @@ what they find is reported together, before anything starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from colocate.preflight import (
     machine,
     memory,
     mismatch,
+    simulation,
     trainer,
 )
 from colocate.preflight.table import RULES, Rule
@@ -30,6 +31,7 @@ from colocate.schema import REQUIRED, examine
 
 __all__ = [
     "RULES",
+    "SIMULATION_RULES",
     "Rule",
     "callables",
     "deepspeed",
@@ -40,13 +42,26 @@ __all__ = [
     "machine",
     "memory",
     "mismatch",
+    "simulation",
     "trainer",
     "validate",
 ]
 
+_TO_SIMULATE = frozenset({learning.__name__, simulation.__name__})
+_TO_SIMULATE_TOO = frozenset({"a_slow_step_is_not_idleness"})
+
+SIMULATION_RULES: Sequence[Rule] = tuple(
+    rule for rule in RULES if rule.check.__module__ in _TO_SIMULATE or rule.name in _TO_SIMULATE_TOO
+)
+"""Those that hold without engines, models and this machine's devices."""
+
 
 def find_problems(
-    tree: Mapping[str, Any], *, run_dir: Path | None = None, complete: bool = True
+    tree: Mapping[str, Any],
+    *,
+    run_dir: Path | None = None,
+    complete: bool = True,
+    rules: Sequence[Rule] = RULES,
 ) -> tuple[RunConfig | None, list[Problem]]:
     """Validates a plain tree; the configuration is None where there are problems.
 
@@ -55,10 +70,11 @@ def find_problems(
         run_dir: Where the run is to write; None leaves the rules on it out.
         complete: False where a choice that could not be composed may be why values are missing;
             they are then not reported.
+        rules: Those to try.
     """
     examination = examine(tree)
     problems = [each for each in examination.problems if complete or each.rule != REQUIRED]
-    for item in RULES:
+    for item in rules:
         if all(field in examination.values for field in item.fields):
             problems += item.check(*(examination.values[field] for field in item.fields))
     if run_dir is not None:
@@ -66,13 +82,15 @@ def find_problems(
     return (None if problems or not complete else examination.config), problems
 
 
-def validate(tree: Mapping[str, Any], *, run_dir: Path | None = None) -> RunConfig:
+def validate(
+    tree: Mapping[str, Any], *, run_dir: Path | None = None, rules: Sequence[Rule] = RULES
+) -> RunConfig:
     """The typed configuration of a plain tree.
 
     Raises:
         ConfigurationError: with everything that is wrong.
     """
-    config, problems = find_problems(tree, run_dir=run_dir)
+    config, problems = find_problems(tree, run_dir=run_dir, rules=rules)
     if config is None:
         raise ConfigurationError(problems)
     return config

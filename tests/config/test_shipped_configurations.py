@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from colocate.cli.compose import Plan, config_folder, plan_jobs
+from colocate.cli.simulate import SIMULATE
 from colocate.cli.train import check_plan, parse
 from colocate.config import RunConfig
 from colocate.preflight import validate
@@ -21,6 +22,7 @@ from colocate.schema import MISSING, known_paths, walk
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+ONLY_SIMULATED = {"cluster_1024"}
 CHOICES = sorted(
     f"{path.parent.name}={path.stem}"
     for path in CONF.glob("*/*.yaml")
@@ -58,9 +60,16 @@ def leaves(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ONLY_SIMULATED])
 def test_every_experiment_is_a_valid_configuration(name: str) -> None:
     check_plan(compose(f"+experiment={name}", "device=cpu"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_can_be_simulated(name: str) -> None:
+    parsed = parse([f"+experiment={name}"], SIMULATE.name)
+    parsed.config_name = SIMULATE.config_name
+    check_plan(plan_jobs(parsed), SIMULATE.rules)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
