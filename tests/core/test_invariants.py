@@ -24,9 +24,9 @@ from tests.core.world import World
 
 
 @st.composite
-def of_flat_groups(draw: st.DrawFn) -> dict[str, Any]:
-    """Replay, dynamic sampling, or neither."""
-    what = draw(st.sampled_from(["train", "replay", "resample"]))
+def of_flat_groups(draw: st.DrawFn, *, replays: bool) -> dict[str, Any]:
+    """Replay, dynamic sampling, or neither; only the first where ``replays``."""
+    what = "replay" if replays else draw(st.sampled_from(["train", "replay", "resample"]))
     if what == "train":
         return {}
     if what == "resample":
@@ -42,7 +42,8 @@ def of_flat_groups(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def run_settings(draw: st.DrawFn) -> Settings:
+def run_settings(draw: st.DrawFn, *, replays: bool) -> Settings:
+    most_spares = 0 if replays else 2
     max_staleness = draw(st.integers(0, 5))
     return Settings(
         steps=draw(st.integers(1, 8)),
@@ -57,11 +58,11 @@ def run_settings(draw: st.DrawFn) -> Settings:
         max_inflight=draw(st.none() | st.integers(1, 4)),
         on_stale=draw(st.sampled_from(["expire", "restart"])),
         max_filtered_fraction=1.0,
-        redundant_per_group=draw(st.integers(0, 2)),
-        redundant_groups=draw(st.integers(0, 2)),
+        redundant_per_group=draw(st.integers(0, most_spares)),
+        redundant_groups=draw(st.integers(0, most_spares)),
         spare_groups=draw(st.sampled_from(["cancel", "carry"])),
         sleep=draw(st.sampled_from(["auto", "0", "kv", "1", "2"])),
-        **draw(of_flat_groups()),
+        **draw(of_flat_groups(replays=replays)),
     )
 
 
@@ -73,9 +74,10 @@ FAIR_REWARDS: dict[str, Callable[[TrajectoryId], int]] = {
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def worlds(draw: st.DrawFn, *, replays: bool = False) -> World:
+    """Any, or, to look closer at replay, such as replay and have no spares."""
     rewards = draw(st.sampled_from(sorted(FAIR_REWARDS)))
-    return World(draw(run_settings()), fair_reward=FAIR_REWARDS[rewards])
+    return World(draw(run_settings(replays=replays)), fair_reward=FAIR_REWARDS[rewards])
 
 
 def state_of(world: World) -> object:
@@ -282,13 +284,18 @@ def take_every_group_for_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_groups, "is_flat", lambda _: True)
 
 
+BREAKS_OF_REPLAY = [
+    forget_the_bound_of_replays,
+    replay_a_group_twice_in_one_batch,
+    replay_without_end,
+    forget_what_is_out,
+]
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
-        forget_the_bound_of_replays,
-        replay_a_group_twice_in_one_batch,
-        replay_without_end,
-        forget_what_is_out,
+        *BREAKS_OF_REPLAY,
         take_every_group_for_flat,
         forget_the_bound,
         lease_incomplete_groups,
@@ -311,7 +318,7 @@ def test_the_properties_catch_a_broken_buffer(break_it, monkeypatch: pytest.Monk
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(worlds(), st.data(), st.integers(40, 150))
+    @given(worlds(replays=break_it in BREAKS_OF_REPLAY), st.data(), st.integers(40, 150))
     def search(world: World, data: st.DataObject, num_facts: int) -> None:
         play(world, data, num_facts)
         world.finish_fairly()

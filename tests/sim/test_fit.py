@@ -110,12 +110,9 @@ def test_parameters_come_back_from_a_journal_that_they_made(tmp_path: Path) -> N
     compare(tmp_path, config_of(), SETTINGS, real)
 
 
-@pytest.mark.parametrize("policy", ["interval", "drain"])
-def test_a_run_of_the_real_driver_is_predicted_from_its_journal(
-    tmp_path: Path, policy: Any
-) -> None:
+def test_a_run_of_the_real_driver_is_predicted_from_its_journal(tmp_path: Path) -> None:
     """The driver, its tasks, contents and gate, over simulated ports: another model than ours."""
-    settings = dataclasses.replace(SETTINGS, policy=policy, steps=12)
+    settings = dataclasses.replace(SETTINGS, steps=12)
 
     async def main() -> tuple[Simulation, float]:
         simulation = Simulation(settings, SimSettings(), tmp_path / "events.jsonl")
