@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from colocate.arithmetic import register_arithmetic
 from colocate.assembly import core_settings
-from colocate.cli.arithmetic import register_arithmetic
 from colocate.config import RunConfig
 from colocate.schema import examine
 from colocate.sim.cluster import Cluster

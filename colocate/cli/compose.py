@@ -28,7 +28,7 @@ from hydra.version import setbase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from colocate.cli.arithmetic import register_arithmetic
+from colocate.arithmetic import register_arithmetic
 from colocate.cli.explain import explain, joint, unresolved
 from colocate.problems import Problem, merge
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from colocate.arithmetic import register_arithmetic
 from colocate.core.phases import IllegalTransition
 from colocate.core.scheduler import Scheduler
 from colocate.core.trajectory import ProtocolError
@@ -138,7 +141,7 @@ def read_run(folder: Path) -> RunFiles:
         status=status,
         error=error,
         summary=summary,
-        config=read(".hydra/config.yaml", _read_yaml, {}),
+        config=read(".hydra/config.yaml", _read_config, {}),
         overrides=tuple(read(".hydra/overrides.yaml", _read_yaml, [])),
         metrics=read("metrics.jsonl", read_metrics, []),
         timeline=read("trace.json", read_timeline, Timeline()),
@@ -195,6 +198,16 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")
     return found
+
+
+def _read_config(path: Path) -> Any:
+    """With interpolations replaced by what they come to, where they can be."""
+    tree = _read_yaml(path)
+    register_arithmetic()
+    try:
+        return OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    except OmegaConfBaseException:
+        return tree
 
 
 def _read_yaml(path: Path) -> Any:
