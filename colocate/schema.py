@@ -22,11 +22,16 @@ REQUIRED = "is required and has no value"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaField:
-    """One field of the schema. ``section`` is the class of its value where that is a section."""
+    """One field of the schema.
+
+    ``section`` is the class of its value where that is a section. ``default`` is what it is where
+    nothing is said, which a section may choose for the fields of those in it; None where required.
+    """
 
     path: str
     info: FieldInfo
     section: type[Section] | None
+    default: Any
 
     @property
     def required(self) -> bool:
@@ -38,14 +43,25 @@ class SchemaField:
         return get_origin(self.info.annotation) is dict
 
 
-def walk(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[SchemaField]:
-    """Every field, sections before what they hold, in the order of the schema."""
+def walk(
+    section: type[Section] = RunConfig, prefix: str = "", whole: Section | None = None
+) -> Iterator[SchemaField]:
+    """Every field, sections before what they hold, in the order of the schema.
+
+    ``whole``: the section as it is by default, where it has one.
+    """
     for name, info in section.model_fields.items():
         path = f"{prefix}{name}"
         inner = section_of(info.annotation)
-        yield SchemaField(path=path, info=info, section=inner)
+        default = None
+        if whole is not None:
+            default = getattr(whole, name)
+        elif not info.is_required():
+            default = info.get_default(call_default_factory=True)
+        yield SchemaField(path=path, info=info, section=inner, default=default)
         if inner is not None:
-            yield from walk(inner, f"{path}.")
+            by_default = default if isinstance(default, Section) else None
+            yield from walk(inner, f"{path}.", by_default)
 
 
 def known_paths() -> dict[str, SchemaField]:

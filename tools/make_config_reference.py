@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from colocate.config import RunConfig, Section
-from colocate.schema import section_of
+from colocate.schema import SchemaField, known_paths, section_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "configuration.md"
@@ -57,6 +55,7 @@ def _sections(section: type[Section], prefix: str) -> Iterator[str]:
 
 
 def _table(section: type[Section], prefix: str) -> Iterator[str]:
+    fields = known_paths()
     properties = section.model_json_schema()["properties"]
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
@@ -65,7 +64,7 @@ def _table(section: type[Section], prefix: str) -> Iterator[str]:
             cells = (
                 f"`{prefix}{name}`",
                 _values(properties[name]),
-                _default(info),
+                _default(fields[f"{prefix}{name}"]),
                 info.description or "",
             )
             escaped = [cell.replace("|", r"\|") for cell in cells]
@@ -93,10 +92,10 @@ def _values(schema: Mapping[str, Any]) -> str:
     return " ".join([words.get(kind, kind), *bounds])
 
 
-def _default(info: FieldInfo) -> str:
-    if info.is_required():
+def _default(field: SchemaField) -> str:
+    if field.required:
         return "required"
-    value = info.get_default(call_default_factory=True)
+    value = field.default
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 

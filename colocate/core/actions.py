@@ -124,8 +124,7 @@ class Decide(Action):
 
     ``num_batches`` above 0: swap now and train so many; 0: stay, though a swap was possible.
     Rates are tokens a second; None where unknown, or of no use to the policy. What each number is,
-    ``colocate.core.prospects.Why`` and ``docs/when-to-swap.md`` say. Example: ``Decide(
-    policy="interval", reason="1 ready batches were asked for", num_batches=1, ...)``.
+    ``colocate.core.prospects.Why`` and ``docs/when-to-swap.md`` say.
     """
 
     policy: str

@@ -26,7 +26,7 @@ class Interval:
         wanted = min(self.num_batches, view.num_steps_left)
         if view.num_ready_batches < wanted:
             return Stay()
-        return Swap(wanted, Why(reason=f"{wanted} ready batches were asked for"))
+        return Swap(wanted, Why(reason="as many batches are ready as a swap is to train"))
 
 
 @dataclass(frozen=True, slots=True)

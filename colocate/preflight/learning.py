@@ -45,18 +45,6 @@ def _adaptive_chooses_its_own_batches(policy: str, k: int) -> Iterator[Problem]:
         )
 
 
-@rule("scheduler.policy", "scheduler.warmup_swaps", "steps")
-def _adaptive_has_steps_to_learn_from(policy: str, warmup: int, steps: int) -> Iterator[Problem]:
-    if policy == "adaptive" and warmup >= steps:
-        yield Problem(
-            field="scheduler.warmup_swaps",
-            value=warmup,
-            rule=f"must be below steps = {steps} with scheduler.policy=adaptive: the run would end "
-            "before the policy decides anything",
-            remedy="set scheduler.warmup_swaps=1, more steps, or scheduler.policy=interval",
-        )
-
-
 @rule(
     "buffer.max_inflight",
     "buffer.max_staleness",

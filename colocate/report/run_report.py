@@ -53,7 +53,7 @@ _SETUP = {
     "device": ("device", "memory.budget_bytes"),
 }
 # The number stands in a column of its own; what was offloaded is what the plan said.
-_REPEATED = ("swap", "offloaded")
+_REPEATED = ("swap", "offloaded", "rollout_s", "num_batches")
 _CONTENTS = {
     "what": "What it was",
     "facts": "Results",

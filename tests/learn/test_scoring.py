@@ -126,10 +126,9 @@ def test_a_float32_head_gives_its_bfloat16_weights_their_gradient(model):
     """As near to the float64 gradient as its rounding to bfloat16 allows."""
     batch = collate([a_row(20, seed=9)], device=CPU)
     half = rounded_to_bfloat16(model)
+    exact = copy.deepcopy(half).double()  # before the scorer replaces how its head computes
     scorer = TokenScorer(half, temperature=TEMPERATURE, fp32_head=True)
     scorer(batch, with_entropy=False)[0].sum().backward()
-    exact = copy.deepcopy(half).double()
-    exact.zero_grad()
     TokenScorer(exact, temperature=TEMPERATURE)(batch, with_entropy=False)[0].sum().backward()
     found, expected = half.lm_head.weight.grad, exact.lm_head.weight.grad
     assert found.dtype == torch.bfloat16

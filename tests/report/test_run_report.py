@@ -85,7 +85,7 @@ def test_a_run_is_told_on_one_page_that_needs_nothing_else(whole_run: Path) -> N
     ):
         assert told in page
     assert not re.findall(r"(?:src|href)=\"(?!data:image/png|#)", page)
-    assert page.count("<img ") == page.count("data:image/png;base64,") == 6
+    assert page.count("<img ") == page.count("data:image/png;base64,") == 7
 
 
 def test_what_an_agent_wrote_is_shown_and_never_run(whole_run: Path) -> None:
