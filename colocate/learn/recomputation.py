@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
@@ -33,12 +32,11 @@ def recompute_layers(model: nn.Module) -> None:
 
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    if not torch.is_grad_enabled():
+    # What no gradient reaches needs none of it, and would get none through the node below.
+    if not any(isinstance(each, Tensor) and each.requires_grad for each in inputs):
         return forward(*inputs, **options)
-    # A layer is computed again to its end, and not by an exception to where it is enough: ZeRO 3
-    # lets go of a module's weights in a hook after its forward pass. In evaluation mode no random
-    # numbers are drawn, so there is no state of theirs to restore.
-    with set_checkpoint_early_stop(False):
-        return checkpoint(
-            forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options
-        )
+    # Reentrant: the layer runs again as a graph of its own, between whose modules ZeRO 3 gathers
+    # weights. Otherwise its hooks have let go of them again when the first gradient is computed. In
+    # evaluation mode no random numbers are drawn, so there is no state of theirs to restore.
+    run = functools.partial(forward, **options)
+    return checkpoint(run, *inputs, use_reentrant=True, preserve_rng_state=False)
