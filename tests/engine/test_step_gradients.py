@@ -49,7 +49,7 @@ def run_ranks(model: Path, folder: Path, num_ranks: int) -> dict[str, Any]:
                 )
             )
     try:
-        statuses = [rank.wait(timeout=280) for rank in ranks]
+        statuses = [rank.wait(timeout=540) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
