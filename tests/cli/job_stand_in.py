@@ -17,6 +17,7 @@ from pathlib import Path
 from colocate.cli.multirun import stop_with_parent
 from colocate.cli.train import run_job, train
 from colocate.config import RunConfig
+from colocate.problems import ConfigurationError
 
 FAILS, CRASHES, LEAVES_A_PROCESS, WAITS, FINDS_NO_OTHER, FAILS_ONCE = 1, 2, 3, 4, 5, 6
 LEFT_BEHIND = "import time; time.sleep(600)"
@@ -55,4 +56,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "job":
         stop_with_parent()
         sys.exit(run_job(Path(sys.argv[2]), run=run))
-    sys.exit(train(sys.argv[2:], run=run, job_command=job_command, grace_s=0.2))
+    try:
+        status = train(sys.argv[2:], run=run, job_command=job_command, grace_s=0.2)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        status = 2
+    sys.exit(status)
