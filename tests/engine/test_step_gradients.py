@@ -15,7 +15,7 @@ import torch
 from colocate.config import EmbeddedModelConfig
 from colocate.embedded.model import build_embedded_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("step_gradients.py")
