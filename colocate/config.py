@@ -642,7 +642,7 @@ class SimConfig(Section):
         description="Share of the prompts' groups whose events journal and trace keep. Only a "
         "journal that keeps all can be replayed.",
     )
-    audit: bool = Field(True, description="Check the invariants at every event; slower by a third.")
+    audit: bool = Field(True, description="Check the invariants at every event; slower.")
     engine: SimEngineConfig = Field(default_factory=SimEngineConfig)
     trainer: SimTrainerConfig = Field(default_factory=SimTrainerConfig)
     swap: SimSwapConfig = Field(default_factory=SimSwapConfig)

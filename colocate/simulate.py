@@ -113,7 +113,7 @@ def _simulate(
     audit = Audit() if config.sim.audit else None
     watchers: list[Watcher] = [recorder, _Progress(config.steps, say), *([audit] if audit else [])]
     cluster = Cluster(core_settings(config), world, scripts=scripts, watchers=watchers)
-    # Nothing of a simulation is in cycles, and looking for them would take a third of its time.
+    # Nothing of a simulation is in cycles, and looking for them takes time.
     gc.disable()
     try:
         outcome = cluster.run()

@@ -53,7 +53,7 @@ class RequestQueue:
     def is_inflight(self, request: str, trajectory: TrajectoryId) -> bool:
         return self._inflight.get(request) == trajectory
 
-    def wait(self, trajectory: Trajectory, engine_version: Version) -> None:
+    def wait(self, trajectory: Trajectory) -> None:
         """Queues a trajectory.
 
         One that has sampled nothing stays as young as the engine's weights, however long it waits,

@@ -254,7 +254,7 @@ class Scheduler:
         trajectory.move(Trigger.TURN_READY, event.time_s)
         trajectory.digest = event.digest
         trajectory.num_context_tokens = event.num_context_tokens
-        self.requests.wait(trajectory, self.swapper.engine_version)
+        self.requests.wait(trajectory)
         return []
 
     def _request_ended(self, event: RequestEnded) -> list[Action]:
@@ -289,7 +289,7 @@ class Scheduler:
         self.requests.end(event.request)
         if aborted:
             trajectory.resumed = trajectory.num_sampled_tokens > 0
-            self.requests.wait(trajectory, self.swapper.engine_version)
+            self.requests.wait(trajectory)
         self.swapper.progress_s = event.time_s
         return self.swapper.request_returned(event.time_s)
 
