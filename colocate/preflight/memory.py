@@ -230,14 +230,17 @@ def _buckets_fit_shared_memory(
 ) -> Iterator[Problem]:
     """On CPU weights pass through it, in two buckets at a time.
 
-    A tensor that is larger than a bucket is a bucket of its own.
+    A tensor that is larger than a bucket is a bucket of its own. Buckets take turns in two slots,
+    each as large as the largest that it is given: at most, those of the two largest tensors.
     """
     if resolve_device(device, os.environ) != "cpu":
         return
     size = model_size(path, embedded)
     bucket = bucket_bytes or DEFAULT_BUCKET_BYTES["cpu"]
-    largest = 0 if size is None else size.largest_tensor * _ITEM_BYTES[dtype]
-    needed = max(bucket, largest) + bucket
+    largest = second = 0
+    if size is not None:
+        largest, second = (elements * _ITEM_BYTES[dtype] for elements in size.largest)
+    needed = max(bucket, largest) + max(bucket, second)
     if size is not None:
         needed = min(needed, size.parameters * _ITEM_BYTES[dtype])
     try:
@@ -252,7 +255,8 @@ def _buckets_fit_shared_memory(
         return
     if free < needed:
         room = min(free // 2, free - largest)
-        lower = f"set trainer.publish_bucket_bytes={room}, or " if room > 0 else ""
+        helps = room > 0 and second <= room
+        lower = f"set trainer.publish_bucket_bytes={room}, or " if helps else ""
         yield Problem(
             field="trainer.publish_bucket_bytes",
             value=bucket_bytes,

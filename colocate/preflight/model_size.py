@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,14 @@ from colocate.embedded.model import CHARACTERS
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Numbers of elements; tied weights count once."""
+    """Numbers of elements; tied weights count once.
+
+    Attributes:
+        largest: Of the two largest tensors, the larger one first.
+    """
 
     parameters: int
-    largest_tensor: int
+    largest: tuple[int, int]
 
 
 def model_size(path: str | None, embedded: Mapping[str, Any] | None) -> ModelSize | None:
@@ -40,12 +44,14 @@ def _size_of_embedded(model: EmbeddedModelConfig) -> ModelSize:
     queries = model.num_attention_heads * model.head_dim * hidden
     keys = model.num_key_value_heads * model.head_dim * hidden
     gate = model.intermediate_size * hidden
-    layer = 2 * queries + 2 * keys + 3 * gate + 2 * model.head_dim + 2 * hidden
-    embeddings = 1 if model.tie_word_embeddings else 2
-    return ModelSize(
-        parameters=model.num_layers * layer + embeddings * vocabulary + hidden,
-        largest_tensor=max(vocabulary, queries, keys, gate),
-    )
+    layer = [*[queries] * 2, *[keys] * 2, *[gate] * 3, *[model.head_dim] * 2, *[hidden] * 2]
+    embeddings = [vocabulary] * (1 if model.tie_word_embeddings else 2)
+    return _size_of(layer * model.num_layers + embeddings + [hidden])
+
+
+def _size_of(tensors: Iterable[int]) -> ModelSize:
+    largest, second, *others = [*sorted(tensors, reverse=True), 0]
+    return ModelSize(parameters=largest + second + sum(others), largest=(largest, second))
 
 
 @functools.lru_cache(maxsize=8)
@@ -64,7 +70,7 @@ def _size_of_folder(folder: Path) -> ModelSize | None:
         return None
     if not sizes:
         return None
-    return ModelSize(parameters=sum(sizes.values()), largest_tensor=max(sizes.values()))
+    return _size_of(sizes.values())
 
 
 def _weight_files(folder: Path) -> list[Path]:

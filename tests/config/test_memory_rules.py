@@ -18,13 +18,15 @@ from tests.config.conftest import GPU_BYTES
 from tests.config.trees import fields_of, problem_of
 
 PARAMETERS = 1_000_000
-LARGEST = 600_000
+LARGEST = 500_000
+SECOND = 300_000
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> dict[str, Any]:
     """A folder of ``PARAMETERS`` elements, to be trained and served in two bytes each."""
-    tensors = {"a": np.zeros(LARGEST, np.float16), "b": np.zeros(PARAMETERS - LARGEST, np.float16)}
+    sizes = {"a": LARGEST, "b": SECOND, "c": PARAMETERS - LARGEST - SECOND}
+    tensors = {name: np.zeros(size, np.float16) for name, size in sizes.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     return {"path": str(tmp_path), "dtype": "bfloat16"}
@@ -224,7 +226,8 @@ BUCKET = "trainer.publish_bucket_bytes"
 @pytest.mark.parametrize(
     ("bucket", "needed"),
     [
-        (100_000, 2 * LARGEST + 100_000),  # the largest tensor is a bucket of its own
+        (700_000, 2 * LARGEST + 700_000),  # the largest tensor is a bucket of its own
+        (100_000, 2 * LARGEST + 2 * SECOND),  # the second, too, which has the other slot
         (1_500_000, WEIGHTS),  # never more than there is
         (None, WEIGHTS),
     ],
@@ -247,16 +250,17 @@ def test_two_buckets_must_fit_shared_memory(
 def test_the_bucket_that_the_remedy_names_fits(
     model: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_shared_memory(2 * LARGEST + 50_000, monkeypatch)
+    with_shared_memory(2 * LARGEST + 650_000, monkeypatch)
 
-    assert "set trainer.publish_bucket_bytes=50000, or" in problem_of({"model": model}).remedy
-    assert fields_of({"model": model, BUCKET: 50_000}) == set()
+    assert "set trainer.publish_bucket_bytes=650000, or" in problem_of({"model": model}).remedy
+    assert fields_of({"model": model, BUCKET: 650_000}) == set()
 
 
+@pytest.mark.parametrize("free", [LARGEST, 2 * LARGEST + 50_000], ids=["largest", "second"])
 def test_no_bucket_is_named_where_a_tensor_alone_does_not_fit(
-    model: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+    model: Mapping[str, Any], free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_shared_memory(LARGEST, monkeypatch)
+    with_shared_memory(free, monkeypatch)
 
     assert problem_of({"model": model}).remedy.startswith("enlarge it")
 

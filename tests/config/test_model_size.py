@@ -20,7 +20,7 @@ def test_a_folder_is_measured_in_elements_whatever_their_type(tmp_path: Path) ->
     write(tmp_path / "model.safetensors", a=(3, 4), b=(5,))
     (tmp_path / "config.json").write_text("{}")
 
-    assert model_size(str(tmp_path), None) == ModelSize(parameters=17, largest_tensor=12)
+    assert model_size(str(tmp_path), None) == ModelSize(parameters=17, largest=(12, 5))
 
 
 def test_files_that_the_index_does_not_list_do_not_count(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_files_that_the_index_does_not_list_do_not_count(tmp_path: Path) -> None
     index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    assert model_size(str(tmp_path), None) == ModelSize(parameters=5, largest_tensor=3)
+    assert model_size(str(tmp_path), None) == ModelSize(parameters=5, largest=(3, 2))
 
 
 @pytest.mark.parametrize(("tied", "parameters"), [(True, 8), (False, 16)])

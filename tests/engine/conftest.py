@@ -12,9 +12,33 @@ from vllm_support import FolderExporter, publish
 
 from colocate.config import EmbeddedModelConfig, InferenceConfig
 from colocate.embedded.model import build_embedded_model
+from tests.patience import patient
 
 MAX_MODEL_LEN = 512
 KV_CACHE_BYTES = 256 * 2**20
+
+FIRST = [
+    "test_contracts.py",
+    "test_deepspeed_training.py",
+    "test_whole_runs.py",
+    "test_broken_swaps.py",
+    "test_publication.py",
+    "test_deepspeed_residency.py",
+    "test_vllm_swap.py",
+]
+"""The most telling ones: where the time for tests is bounded, the last ones are left out."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    order = {name: place for place, name in enumerate(FIRST)}
+    here.sort(key=lambda item: order.get(item.path.name, len(order)))
+    others = [item for item in items if item.path.parent != Path(__file__).parent]
+    items[:] = [*others, *here]
+    for item in here:
+        limit = item.get_closest_marker("timeout")
+        seconds = limit.args[0] if limit else float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(patient(seconds)), append=False)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from matplotlib.image import imread
 
+from tests.patience import patient
 from tools.swap_bench.summary import PUBLISH_PARTS
 from tools.swap_bench.swaps import SWAP_PARTS
 
@@ -28,7 +29,7 @@ def test_the_bench_tells_what_each_part_of_a_swap_takes(tmp_path):
         [sys.executable, str(BENCH), *options, "inference.verify_every=2"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient(280),
         check=False,
     )
     assert bench.returncode == 0, bench.stderr

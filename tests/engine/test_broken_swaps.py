@@ -37,6 +37,7 @@ from colocate.preflight import validate
 from colocate.replay import replay
 from tests.config.trees import with_values
 from tests.faults import after, break_call, lies, signals
+from tests.patience import patient
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -50,7 +51,8 @@ def configuration(**changes: Any) -> RunConfig:
         "inference.verify_every": 1,
         "rollout.max_turns": 3,
         "memory.remedy_after_s": 1.0,
-        "supervision.phase_timeout_s": 60.0,
+        "supervision.start_timeout_s": patient(300),
+        "supervision.phase_timeout_s": patient(60),
         **changes,
     }
     return validate(with_values(values))
@@ -101,7 +103,7 @@ async def run_broken(
     run.probe.release()
     assert outcome.status == "failed"
     assert run.scheduler.books.steps >= 1, "the first swap went well"
-    _, alive = psutil.wait_procs(run.seen, timeout=10)
+    _, alive = psutil.wait_procs(run.seen, timeout=patient(10))
     assert run.seen
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     assert replay(run_dir).violations == []
@@ -143,7 +145,7 @@ async def test_an_engine_stopped_as_it_wakes_ends_the_run_at_the_deadline_of_the
         break_call(ports.inference, "wake", strike, when=after(3))
 
     run, error = await run_broken(
-        tmp_path / "run", prepare, **{"supervision.phase_timeout_s": 15.0}
+        tmp_path / "run", prepare, **{"supervision.phase_timeout_s": patient(15)}
     )
     assert f"{Phase.KV_WAKING} has not ended by its deadline" in error
     assert "engine awake" in error
@@ -194,7 +196,9 @@ async def test_a_rank_stopped_before_it_offloads_ends_the_run_at_the_deadline_of
         strike = signals(ports.trainer.process_ids, signal.SIGSTOP)
         break_call(ports.transfer, "expect", strike, when=after(1))
 
-    _, error = await run_broken(tmp_path / "run", prepare, **{"supervision.phase_timeout_s": 15.0})
+    _, error = await run_broken(
+        tmp_path / "run", prepare, **{"supervision.phase_timeout_s": patient(15)}
+    )
     assert f"{Phase.TRAINER_OFFLOADING} has not ended by its deadline" in error
 
 
@@ -205,7 +209,7 @@ async def test_a_sleep_that_only_says_so_is_found_out_by_the_memory_of_the_proce
         break_call(ports.inference, "sleep", lies(), when=after(1))
 
     run, error = await run_broken(
-        tmp_path / "run", prepare, **{"supervision.phase_timeout_s": 15.0}
+        tmp_path / "run", prepare, **{"supervision.phase_timeout_s": patient(15)}
     )
     assert "the engine to give up kv_cache" in error
     assert "tried: collect" in error

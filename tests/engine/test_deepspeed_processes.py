@@ -18,6 +18,7 @@ from colocate.adapters.deepspeed.processes import RankDiedError, RankFailedError
 from colocate.config import AlgorithmConfig, EmbeddedModelConfig, TrainerConfig
 from colocate.core.types import TRAINER_PARTS
 from colocate.embedded.model import build_embedded_model
+from tests.patience import patient
 
 TOLD_WITHIN_S = 20
 """Far below any collective's timeout, which would be the other way to learn of a death."""
@@ -48,7 +49,7 @@ async def test_two_trainers_start_side_by_side_and_a_killed_rank_is_named_at_onc
         training = asyncio.create_task(trainer.train(make_batch(0, groups=40)))
         await asyncio.sleep(0)
         os.kill(victim, signal.SIGKILL)
-        async with asyncio.timeout(TOLD_WITHIN_S):
+        async with asyncio.timeout(patient(TOLD_WITHIN_S)):
             with pytest.raises(
                 RankDiedError, match=rf"rank 1 \(process {victim}\) died: killed by SIGKILL; log /"
             ):
@@ -111,7 +112,7 @@ asyncio.run(main())
     finally:
         driver.kill()
         driver.wait()
-    _, alive = psutil.wait_procs(ranks, timeout=TOLD_WITHIN_S)
+    _, alive = psutil.wait_procs(ranks, timeout=patient(TOLD_WITHIN_S))
     assert alive == []
 
 

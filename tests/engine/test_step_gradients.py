@@ -14,6 +14,7 @@ import torch
 
 from colocate.config import EmbeddedModelConfig
 from colocate.embedded.model import build_embedded_model
+from tests.patience import patient
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
@@ -49,7 +50,7 @@ def run_ranks(model: Path, folder: Path, num_ranks: int) -> dict[str, Any]:
                 )
             )
     try:
-        statuses = [rank.wait(timeout=540) for rank in ranks]
+        statuses = [rank.wait(timeout=patient(540)) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

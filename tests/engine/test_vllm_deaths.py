@@ -16,6 +16,7 @@ from colocate.adapters.vllm.engine import VllmInference
 from colocate.adapters.vllm.processes import EngineDiedError
 from colocate.config import InferenceConfig
 from colocate.core.types import SleepMode, Version
+from tests.patience import patient
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio]
 
@@ -71,9 +72,9 @@ async def test_a_call_to_a_stopped_core_can_be_given_up_and_ends_when_the_core_i
         assert not waiting.done()
         os.kill(processes[0].pid, signal.SIGKILL)
         with pytest.raises(EngineDiedError, match=r"SIGKILL.*vllm\.log"):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, patient(20))
         with pytest.raises(EngineDiedError):
             await engine.residency()
     finally:
-        await asyncio.wait_for(engine.close(), 60)
+        await asyncio.wait_for(engine.close(), patient(60))
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)

@@ -29,6 +29,7 @@ from colocate.adapters.weights import StreamedTransfer
 from colocate.config import InferenceConfig
 from colocate.core.types import FinishReason, Part, SleepMode
 from tests.contracts.inference import EngineUnderTest, InferenceContract
+from tests.patience import patient
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -238,7 +239,7 @@ async def test_an_engine_that_dies_in_a_sleep_is_named_and_one_that_stops_is_clo
         match=r"sleep: engine 1 of 2: vLLM's engine died: .*SIGKILL"
         r".*vllm\.1\.log",
     ) as failure:
-        await asyncio.wait_for(sleeping, 20)
+        await asyncio.wait_for(sleeping, patient(20))
     assert isinstance(failure.value.__cause__, EngineDiedError)
 
     processes = [psutil.Process(pid) for pid in pool.process_ids()]
@@ -247,6 +248,6 @@ async def test_an_engine_that_dies_in_a_sleep_is_named_and_one_that_stops_is_clo
     for call in (pool.wake("weights"), pool.residency(), pool.park()):
         with pytest.raises((TimeoutError, RuntimeError)):
             await asyncio.wait_for(call, 1)
-    await asyncio.wait_for(pool.close(), 60)
+    await asyncio.wait_for(pool.close(), patient(60))
     assert not pool.process_ids()
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)

@@ -16,6 +16,7 @@ import pytest
 
 from colocate.adapters.vllm.engine import VllmInference
 from colocate.config import InferenceConfig
+from tests.patience import patient
 
 pytestmark = pytest.mark.engine
 
@@ -117,7 +118,7 @@ def test_an_engine_dies_loudly_starts_again_and_does_not_outlive_its_driver(driv
 
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while any_alive(again["ids"]):
         assert time.monotonic() < deadline, "engine processes outlived their driver by 10 s"
         time.sleep(0.05)

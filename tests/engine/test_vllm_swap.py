@@ -10,6 +10,7 @@ import pytest
 from vllm_support import make_request, max_difference, publish, reference_logprobs
 
 from colocate.core.types import FinishReason, Part, SleepMode
+from tests.patience import patient
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -29,7 +30,7 @@ async def park_midway(engine, requests):
 
 async def until_idle(engine):
     """Returns when the engine's core has no request left, running or waiting."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         while await has_work(engine):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

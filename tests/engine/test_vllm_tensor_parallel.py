@@ -17,6 +17,7 @@ from colocate.adapters.vllm.engine import VllmInference
 from colocate.adapters.vllm.processes import EngineDiedError
 from colocate.config import InferenceConfig
 from colocate.core.types import Part, SleepMode
+from tests.patience import patient
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -94,4 +95,4 @@ async def test_a_worker_that_dies_in_a_sleep_ends_the_engine(pair):
     assert not sleeping.done()
     os.kill(workers[1], signal.SIGKILL)
     with pytest.raises(EngineDiedError, match=r"engine died: process \d+.*; see .*vllm\.log"):
-        await asyncio.wait_for(sleeping, 30)
+        await asyncio.wait_for(sleeping, patient(30))

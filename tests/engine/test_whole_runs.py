@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.patience import patient
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 SMALL = (
@@ -48,7 +50,7 @@ def descendants(run: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def wait_until(run: subprocess.Popen[str], what: Any, deadline_s: float = 240.0) -> None:
-    due = time.monotonic() + deadline_s
+    due = time.monotonic() + patient(deadline_s)
     while not what():
         assert run.poll() is None, f"it ended with {run.returncode}: {run.communicate()[0]}"
         assert time.monotonic() < due, "it did not come so far in time"
@@ -61,7 +63,7 @@ def steps_done(run_dir: Path) -> int:
 
 
 def check_all_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=patient(10))
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -110,7 +112,7 @@ def test_a_stopped_run_leaves_a_checkpoint_that_a_resumed_one_goes_on_from(tmp_p
     wait_until(run, lambda: steps_done(run_dir) >= 2)
     processes = descendants(run)
     run.send_signal(signal.SIGTERM)
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=patient(60))
     assert run.returncode == 128 + signal.SIGTERM, output
     check_all_gone(processes)
     stopped = summary_of(run_dir)
@@ -146,6 +148,6 @@ def test_no_process_outlives_a_driver_that_is_gone(tmp_path: Path, number: signa
     processes = descendants(run)
     assert processes
     run.send_signal(number)
-    run.communicate(timeout=90)
+    run.communicate(timeout=patient(90))
     assert run.returncode == (-number if number is signal.SIGKILL else 128 + number)
     check_all_gone(processes)
