@@ -2,7 +2,8 @@
 
 ``HYPOTHESIS_PROFILE=nightly launch/test.sh tests/core`` searches longer. ``COLOCATE_TEST_UNTIL``
 (seconds since the epoch; ``launch/test.sh`` makes it of ``COLOCATE_TEST_MINUTES``) is when no test
-is begun any more: what is left then is reported as skipped, with this reason.
+is begun any more: what is left then is reported as skipped, with this reason. The one that runs
+then is ended if it takes very long.
 """
 
 from __future__ import annotations
@@ -24,6 +25,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 gc.set_threshold(50_000, 20, 100)
 
 _UNTIL = float(os.environ.get("COLOCATE_TEST_UNTIL", "inf"))
+_LAST_TEST_S = 20 * 60
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Ends a test that would run on long after the time for tests is up."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = marker.args[0] if marker else float(item.config.getini("timeout"))
+    left_s = max(_UNTIL + _LAST_TEST_S - time.time(), 1.0)
+    if left_s < limit_s:
+        item.add_marker(pytest.mark.timeout(left_s), append=False)
 
 
 def pytest_runtest_setup() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,9 @@ def render_ending(
         ]
     if summary["trajectories"]["admitted"]:
         table = _grid()
-        for label, value in run_facts(summary, run_dir):
+        metrics = run_dir / "metrics.jsonl"
+        rows = read_metrics(metrics) if metrics.exists() else []
+        for label, value in run_facts(summary, rows):
             table.add_row(label, Text(value))
         parts += [Text(), table]
     resumed = summary["versions"]["trainer"] > summary["steps"]
@@ -98,11 +100,17 @@ def _grid() -> Table:
     return table
 
 
-def run_facts(summary: Mapping[str, Any], run_dir: Path) -> Iterable[tuple[str, str]]:
-    """A run in some ten lines: what each is about, and what it says."""
+def run_facts(
+    summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
+) -> Iterable[tuple[str, str]]:
+    """A run in some ten lines: what each is about, and what it says.
+
+    Args:
+        metrics: The rows of ``metrics.jsonl``, as far as they are known.
+    """
     tokens = summary["tokens"]
     if summary["reward"]["first"] is not None:
-        yield "mean reward", _reward(summary, run_dir)
+        yield "mean reward", _reward(summary, metrics)
     yield "device", _device_shares(summary)
     yield "swaps", f"{summary['swaps']:,} between vLLM and DeepSpeed{_swap_time(summary)}"
     yield "trajectories", _trajectories(summary["trajectories"])
@@ -132,13 +140,11 @@ def run_facts(summary: Mapping[str, Any], run_dir: Path) -> Iterable[tuple[str, 
         yield "vLLM's memory", f"{size_of(memory['asleep'], memory['awake'])} kept while asleep"
 
 
-def _reward(summary: Mapping[str, Any], run_dir: Path) -> str:
+def _reward(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
     """From the first step to the last, or to the last few together: one step alone is noisy."""
     reward = summary["reward"]
-    path = run_dir / "metrics.jsonl"
-    rows = read_metrics(path) if path.exists() else []
     # A step that trained nothing but replays has no reward of its own.
-    means = [row["reward_mean"] for row in rows if "reward_mean" in row]
+    means = [row["reward_mean"] for row in metrics if "reward_mean" in row]
     best = "" if reward["best"] is None else f"best {reward['best']:.3f}"
     if summary["steps"] < 2 * _LAST_STEPS or len(means) < summary["steps"]:
         return f"from {reward['first']:.3f} to {reward['last']:.3f}" + (best and f" ({best})")

@@ -93,7 +93,7 @@ def write_run_report(folder: Path, *, optimum: float | None = None) -> Path:
         "warnings": summary["warnings"] if summary else [],
         "setup": list(_setup(run)),
         "config": yaml.safe_dump(run.config, sort_keys=False) if run.config else "",
-        "facts": list(run_facts(summary, folder)) if summary and _has_begun(summary) else [],
+        "facts": list(run_facts(summary, run.metrics)) if summary and _has_begun(summary) else [],
         "num_swaps": counted(len(_complete(history)), "complete swap"),
         "swap_costs": swap_cost_table(_complete(history)),
         "decisions": decision_table(history.decisions),

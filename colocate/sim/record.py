@@ -2,7 +2,8 @@
 
 A group is kept whole or not at all: its trajectories, requests and environment steps. What belongs
 to no trajectory (phases, timers, training steps, swaps) is always kept; a training step names all
-of its trajectories.
+of its trajectories. An event of another group's is kept where something that is kept follows from
+it: a place that it freed, or a phase that it ended.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "too few values": ([QUICKSTART, "trainer.betas=[0.9]"], ["trainer.betas"]),
     "not one of the choices": (
         [QUICKSTART, "scheduler.policy=adaptve"],
-        ["scheduler.policy = 'adaptve'", "'interval', 'timed' or 'drain'"],
+        ["scheduler.policy = 'adaptve'", "'interval', 'timed', 'drain' or 'adaptive'"],
     ),
     "zero stage 4": ([QUICKSTART, "trainer.zero_stage=4"], ["trainer.zero_stage = 4"]),
     "swap interval above S + 1": (
@@ -443,7 +443,7 @@ def test_the_console_script_refuses_alike(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["fly"], "train, replay, doctor"),
+        (["fly"], "train, simulate, report, replay, doctor"),
         (["replay"], "takes one argument"),
         (["replay", "no/such/folder"], "no/such/folder"),
         (["doctor", "now"], "takes no arguments"),
