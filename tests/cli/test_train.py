@@ -195,7 +195,7 @@ def test_a_signal_reaches_the_job_and_ends_the_multirun(
     assert process.stdout.readline() == "waiting\n"
 
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
 
     assert process.returncode == status
     assert f"{number.name}: the multirun ends; 1 jobs were not started." in err
@@ -211,9 +211,9 @@ def test_a_job_ends_when_its_multirun_is_killed(empty_folder: Path) -> None:
     [job] = psutil.Process(process.pid).children()
 
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
 
-    psutil.wait_procs([job], timeout=60)
+    psutil.wait_procs([job], timeout=300)
     assert not job.is_running()
 
 

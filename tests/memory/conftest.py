@@ -92,7 +92,7 @@ def scene_processes() -> Iterator[dict[str, int]]:
     }
     yield {name: process.pid for name, process in processes.items()}
     for process in processes.values():
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
 
 
 @pytest.fixture

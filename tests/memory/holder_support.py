@@ -58,7 +58,7 @@ class Holder:
         self._tell(f"fork {num_mib}")
 
     def end(self) -> None:
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=300)
 
     def _tell(self, command: str) -> None:
         assert self.process.stdin is not None

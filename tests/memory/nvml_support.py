@@ -84,7 +84,7 @@ class NvmlProcess:
         self._ask("release")
 
     def end(self) -> None:
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=300)
 
     def _ask(self, command: str) -> Any:
         assert self._process.stdin is not None

@@ -258,7 +258,7 @@ print("what others print is lost too")
             assert run.stdout.readline() == "colocate: first\n"
         run.stdout.close()
         run.stdout = None
-        _, err = run.communicate("\n", timeout=60)
+        _, err = run.communicate("\n", timeout=300)
         assert (run.returncode, err) == (0, "")
 
 

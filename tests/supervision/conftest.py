@@ -82,7 +82,7 @@ class Driver:
         os.kill(self.process.pid, number)
 
     def still_alive(
-        self, processes: list[psutil.Process] | None = None, within_s: float = 10.0
+        self, processes: list[psutil.Process] | None = None, within_s: float = 100.0
     ) -> list[psutil.Process]:
         """Those of the given processes (the run's) that still run when the time is over."""
         watched = self.descendants if processes is None else processes

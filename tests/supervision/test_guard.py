@@ -42,7 +42,7 @@ def test_what_was_left_over_is_ended_and_reported(run_id: str, tmp_path: Path) -
     report = guard.close()
     assert [process.pid for process in report.ended] == [left.pid]
     assert "time.sleep" in str(report.ended[0])
-    assert left.wait(timeout=30) != 0
+    assert left.wait(timeout=300) != 0
     assert not (tmp_path / f"sockets-{run_id}").exists()
 
 
@@ -93,7 +93,7 @@ def test_a_reaper_that_was_killed_does_not_keep_the_guard_from_ending(
     )
     reaper.kill()
     report = guard.close()
-    left.wait(timeout=30)
+    left.wait(timeout=300)
     assert [process.pid for process in report.ended] == [left.pid]
     assert "reaper had ended early" in caplog.text
 

@@ -66,7 +66,7 @@ def test_semaphores_that_a_killed_driver_shared_are_unlinked(run_id: str, tmp_pa
     descendants = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.communicate()
-    _, alive = psutil.wait_procs(descendants, timeout=10)
+    _, alive = psutil.wait_procs(descendants, timeout=100)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
     assert not semaphore.exists()
 
@@ -129,7 +129,7 @@ def test_a_reaper_without_the_runs_marks_says_so(run_id: str, tmp_path: Path) ->
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert result.returncode == 1
     assert "not inherited" in result.stdout

@@ -59,7 +59,7 @@ def test_the_second_signal_exits_at_once(second: signal.Signals, status: int) ->
     assert process.stdout is not None
     assert process.stdout.readline() == "stopping SIGTERM\n"
     process.send_signal(second)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == status
     assert "exiting at once" in errors
 
