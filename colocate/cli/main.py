@@ -137,6 +137,13 @@ def _report_arguments(arguments: Sequence[str]) -> tuple[Path, int | None]:
     return _folder("report", rest, "a run's or a multirun's folder"), number
 
 
+def _export(arguments: Sequence[str]) -> int:
+    """a trained model as a Hugging Face folder, from a run or one of its checkpoints"""
+    from colocate.cli.export import export_command
+
+    return export_command(arguments)
+
+
 def _doctor(arguments: Sequence[str]) -> int:
     """what this machine has, what will be used, what is missing and how to get it"""
     if arguments:
@@ -151,6 +158,7 @@ _COMMANDS: dict[str, Command] = {
     "train": _train,
     "simulate": _simulate,
     "report": _report,
+    "export": _export,
     "replay": _replay,
     "doctor": _doctor,
 }
@@ -158,6 +166,7 @@ _TAKES = {
     "train": "[overrides]",
     "simulate": "[overrides]",
     "report": "RUN_OR_SWEEP_DIR",
+    "export": "RUN_DIR FOLDER",
     "replay": "RUN_DIR",
     "doctor": "",
 }

@@ -29,7 +29,7 @@ _FILES = {
     "plots": "pictures",
     "trajectories": "samples of what the agent did",
     "model": "the model that was made here, before training",
-    "checkpoints": "to resume from, or to export: the README says how",
+    "checkpoints": "to resume from; `colocate export` makes a model folder of one",
     "logs": "what vLLM and DeepSpeed said",
 }
 

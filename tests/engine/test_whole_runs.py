@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.patience import patient
 
@@ -134,6 +136,20 @@ def test_a_stopped_run_leaves_a_checkpoint_that_a_resumed_one_goes_on_from(tmp_p
     assert resumed["mismatch"]["max_abs_logprob_diff"] < 1e-3
     assert steps_done(run_dir) == version + 2
     check_replay(run_dir)
+
+    export = [sys.executable, "-m", "colocate.cli.main", "export", str(run_dir)]
+    done = subprocess.run(
+        [*export, str(tmp_path / "model")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    trained, first = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        for folder in (tmp_path / "model", run_dir / "model")
+    )
+    assert trained.keys() == first.keys()
+    assert all(value.isfinite().all() for value in trained.values())
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(trained[name], first[name])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

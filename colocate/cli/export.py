@@ -1,0 +1,50 @@
+"""``colocate export``: a run's trained model as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from colocate.export import ExportError, export
+
+
+def export_command(arguments: Sequence[str]) -> int:
+    """Returns the exit status: 2 where nothing was written."""
+    given = _parser().parse_args(list(arguments))
+    try:
+        checkpoint = export(given.source, given.folder, dtype=given.dtype, base=given.base)
+    except ExportError as error:
+        print(f"colocate export: {error}", file=sys.stderr)
+        return 2
+    print(f"{checkpoint} is now a Hugging Face model in {given.folder.absolute()}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="colocate export",
+        description="Writes a trained model as a Hugging Face folder: weights (adapters merged), "
+        "tokenizer, generation settings and a card. DeepSpeed unpickles its files: export only "
+        "checkpoints that you trust.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="RUN_DIR",
+        help="a run's folder, whose newest checkpoint is taken, or a checkpoint",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to; made if missing")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of the weights (default: model.dtype of the run)",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="MODEL",
+        help="the model that the run began with, where its folder does not say it",
+    )
+    return parser
