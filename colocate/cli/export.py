@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RUN_DIR",
         help="a run's folder, whose newest checkpoint is taken, or a checkpoint",
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to; made if missing")
+    parser.add_argument("folder", type=Path, metavar="OUT_DIR", help="where to; made if missing")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),

@@ -166,7 +166,7 @@ _TAKES = {
     "train": "[overrides]",
     "simulate": "[overrides]",
     "report": "RUN_OR_SWEEP_DIR",
-    "export": "RUN_DIR FOLDER",
+    "export": "RUN_DIR OUT_DIR",
     "replay": "RUN_DIR",
     "doctor": "",
 }
