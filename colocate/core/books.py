@@ -17,6 +17,11 @@ from colocate.core.phases import ENDS, Phase
 from colocate.core.replay_buffer import Replay
 from colocate.core.types import Ending, Span, Version
 
+MAX_REASONS = 500
+"""Told apart; an environment's errors may differ each time, and a run may last for weeks."""
+
+OTHER_REASONS = "others, each in events.jsonl"
+
 
 @dataclass(slots=True)
 class Books:
@@ -73,7 +78,10 @@ class Books:
     def end(self, ending: Ending, reason: str, num_discarded_tokens: int) -> None:
         self.endings[ending] += 1
         if reason:
-            self.reasons[f"{ending}: {reason}"] += 1
+            key = f"{ending}: {reason}"
+            if key not in self.reasons and len(self.reasons) >= MAX_REASONS:
+                key = f"{ending}: {OTHER_REASONS}"
+            self.reasons[key] += 1
         self.tokens["discarded"] += num_discarded_tokens
 
     def cancel_spare(self, reason: str, num_sampled_tokens: int) -> None:
