@@ -30,6 +30,7 @@ from colocate.core.actions import (
     SubmitRequest,
 )
 from colocate.core.admission import PromptStream, RequestQueue
+from colocate.core.barren_groups import BarrenGroups
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer
 from colocate.core.cost import CostModel
@@ -88,6 +89,7 @@ class Scheduler:
         self.costs = CostModel()
         self.swapper = Swapper(settings, self.buffer, self.requests, self.books, self.costs)
         self._loss_cap = LossCap(settings.max_filtered_fraction)
+        self._barren_groups = BarrenGroups(settings.max_barren_groups)
         self._flat_groups = FlatGroupFilter(settings, self.buffer, self.books)
         self._prompts: PromptStream | None = None
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
@@ -321,7 +323,8 @@ class Scheduler:
         if event.truncated:
             self.books.truncated[event.truncated] += 1
         actions: list[Action] = []
-        if reason := self._why_masked(event):
+        reason = self._why_masked(event)
+        if reason:
             self.buffer.mask(trajectory, event.time_s)
             actions.append(self._ended(trajectory, reason))
         else:
@@ -332,6 +335,9 @@ class Scheduler:
         if self.buffer.is_barren(trajectory.group):
             ended = self.buffer.end_group(trajectory.group, Ending.MASKED, event.time_s)
             actions += [self._ended(m, "its group has no trainable token") for m in ended]
+            version = self.swapper.trainer_version
+            if verdict := self._barren_groups.count(version, reason):
+                return actions + self.swapper.fail(verdict, event.time_s)
         if event.masked and (verdict := self._loss_cap.lose(trajectory.id, _INVALID)):
             return actions + self.swapper.fail(verdict, event.time_s)
         actions += self._flat_groups.consider(

@@ -10,6 +10,9 @@ from colocate.core import staleness
 DEFAULT_FLAT_BATCHES = 10
 """Batches' worth of groups without variance that dynamic sampling gives up before it gives in."""
 
+BARREN_BATCHES = 50
+"""Batches' worth of groups without a trainable token that a run samples before it stops."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -92,6 +95,11 @@ class Settings:
         if self.dynamic_sampling_max_groups is not None:
             return self.dynamic_sampling_max_groups
         return DEFAULT_FLAT_BATCHES * self.groups_per_step
+
+    @property
+    def max_barren_groups(self) -> int:
+        """Groups without a trainable token that a run may sample for one step."""
+        return BARREN_BATCHES * self.groups_per_step
 
     @property
     def max_requests(self) -> int:

@@ -11,6 +11,7 @@ import pytest
 from colocate.adapters.environments.latency import DelayedEnvironment, LognormalLatency
 from colocate.core.settings import Settings
 from colocate.embedded.digits import DigitPrompts
+from colocate.ports import Prompt, StepOutcome
 from colocate.replay import replay
 from colocate.sim.run import SimSettings, Simulation
 from tests.faulty_environment import KINDS, FaultBooks, FaultyDigitSearch
@@ -83,4 +84,35 @@ def test_what_a_trajectory_ran_out_of_is_counted_by_name_and_masked_on_request(
         if reason.startswith("masked: truncated")
     }
     assert masked == truncated
+    assert replay(tmp_path).violations == []
+
+
+class Endless:
+    """An episode that no answer ends."""
+
+    async def reset(self, prompt: Prompt, seed: int) -> str:
+        return "?"
+
+    async def step(self, action: str) -> StepOutcome:
+        return StepOutcome(observation="?")
+
+    async def close(self) -> None:
+        pass
+
+
+def never_answers(simulation: Simulation) -> None:
+    simulation.replace_ports(make_environment=Endless, prompts=DigitPrompts())
+
+
+def test_a_run_whose_every_trajectory_is_truncated_and_masked_stops_and_says_so(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(
+        steps=3, group_size=2, groups_per_step=2, max_staleness=1, mask_truncated=True
+    )
+    simulation, outcome = simulate(tmp_path, settings, WORLD, never_answers)
+    assert outcome.status == "failed"
+    assert "100 groups had no trainable token before step 1 could be filled" in str(outcome.error)
+    assert "truncated: rollout.max_" in str(outcome.error)
+    assert simulation.scheduler.summary()["trajectories"]["trained"] == 0
     assert replay(tmp_path).violations == []
