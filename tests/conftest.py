@@ -25,7 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 gc.set_threshold(50_000, 20, 100)
 
 _UNTIL = float(os.environ.get("COLOCATE_TEST_UNTIL", "inf"))
-_LAST_TEST_S = 20 * 60
+_LAST_TEST_S = 35 * 60
 
 
 @pytest.hookimpl(tryfirst=True)
