@@ -169,6 +169,7 @@ def make_ports(
         publish_dtype=config.model.dtype,
         temperature=config.rollout.temperature,
         fp32_head=config.inference.fp32_head,
+        lora=config.model.lora,
         steps=config.steps,
         seed=config.seed,
         device=place.device,

@@ -26,9 +26,21 @@ def _refuse_bool(value: object) -> object:
     return value
 
 
+def _all_linear_or_names(value: object) -> object:
+    """One complaint, where a union would make one for each of its types."""
+    if value == "all-linear":
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise ValueError("must be `all-linear`, or a list of one or more names of layers")
+
+
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_refuse_bool)]
 SleepLevel = Annotated[Literal["auto", 0, "kv", 1, 2], BeforeValidator(_refuse_bool)]
 Packing = Literal["auto", True, False]
+TargetModules = Annotated[
+    Literal["all-linear"] | tuple[str, ...], BeforeValidator(_all_linear_or_names)
+]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -57,6 +69,32 @@ class EmbeddedModelConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al. 2021, LoRA), trained in place of the weights.
+
+    A targeted weight W (out, in) becomes W + scale x B A, with A (rank, in) drawn at random and B
+    (out, rank) of zeros, so that the model begins as it is.
+    """
+
+    rank: PositiveInt = Field(16, description="r, of each adapter.")
+    alpha: PositiveFloat = Field(
+        32.0, description="B A is scaled by alpha / rank, or as `rank_stabilized` has it."
+    )
+    rank_stabilized: bool = Field(
+        False, description="Scale by alpha / sqrt(rank) instead (rsLoRA): for large ranks."
+    )
+    target_modules: TargetModules = Field(
+        "all-linear",
+        description="Linear layers with an adapter, by name or by the end of it, as [q_proj, "
+        "v_proj]; `all-linear`: all but the output head.",
+    )
+
+    @property
+    def scale(self) -> float:
+        """Of B A. rsLoRA's: Kalajdzievski 2023, A rank stabilization scaling factor."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
+
+
 class ModelConfig(Section):
     path: str | None = Field(None, description="Hugging Face model folder or hub name.")
     embedded: EmbeddedModelConfig | None = Field(
@@ -64,6 +102,11 @@ class ModelConfig(Section):
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="Of the engine's weights, and of the trainer's forward pass."
+    )
+    lora: LoraConfig | None = Field(
+        None,
+        description="Train low-rank adapters and leave the model's weights as they are, as with "
+        "`model.lora={rank: 16}`; null: train all weights. See lora.md.",
     )
 
 
@@ -266,7 +309,9 @@ class KlConfig(Section):
     """How far the policy may leave the model that the run began with (the reference)."""
 
     coef: NonNegativeFloat = Field(
-        0.0, description="Weight of the penalty; 0: off, and no reference model is held."
+        0.0,
+        description="Weight of the penalty; 0: off, and no reference model is held. With "
+        "`model.lora` none is ever held: the model without its adapters is the reference.",
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
         "k3",

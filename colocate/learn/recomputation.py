@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -33,7 +34,8 @@ def recompute_layers(model: nn.Module) -> None:
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     # What no gradient reaches needs none of it, and would get none through the node below.
-    if not any(isinstance(each, Tensor) and each.requires_grad for each in inputs):
+    reached = any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
+    if not (reached and torch.is_grad_enabled()):
         return forward(*inputs, **options)
     # Reentrant: the layer runs again as a graph of its own, between whose modules ZeRO 3 gathers
     # weights. Otherwise its hooks have let go of them again when the first gradient is computed. In

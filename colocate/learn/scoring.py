@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +17,14 @@ from colocate.learn.token_scores import Wanted, score_logits_in_chunks
 
 MAX_CHUNK_ELEMENTS = 2**25
 """Logits at a time: 128 MiB in float32, a few times over while they are worked on."""
+
+
+class Scorer(Protocol):
+    """Whatever scores the tokens of a micro-batch, as ``TokenScorer.forward`` does."""
+
+    def __call__(
+        self, batch: MicroBatch, *, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]: ...
 
 
 class TokenScorer(nn.Module):

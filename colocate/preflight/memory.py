@@ -19,11 +19,15 @@ from colocate.adapters.memory.shared_memory import (
 )
 from colocate.config import DEFAULT_BUCKET_BYTES
 from colocate.machine import DeviceChoice, read_gpus, resolve_device
+from colocate.preflight.lora import num_elements
 from colocate.preflight.model_size import model_size
 from colocate.preflight.table import rule
 from colocate.problems import Problem
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+_Elements = tuple[int, int]
+"""Of all of the trainer's parameters, and of those that are trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,8 @@ class _TrainerState:
     """Bytes of all ranks together, after Rajbhandari et al. 2020 (ZeRO), section 3.1.
 
     Adam keeps 12 bytes a parameter in float32: master weight and two moments. Stage 0 trains
-    the master weights themselves. What a stage does not divide, each rank holds whole.
+    the master weights themselves. What a stage does not divide, each rank holds whole. Gradients
+    and optimizer state are of the parameters that are trained: with ``model.lora``, of adapters.
     """
 
     parameters: int
@@ -39,12 +44,13 @@ class _TrainerState:
     optimizer: int
 
     @classmethod
-    def of(cls, num_parameters: int, dtype: str, *, stage: int, num_ranks: int) -> _TrainerState:
-        weights = num_parameters * _ITEM_BYTES[dtype]
+    def of(cls, elements: _Elements, dtype: str, *, stage: int, num_ranks: int) -> _TrainerState:
+        num_parameters, num_trained = elements
+        item = _ITEM_BYTES[dtype]
         return cls(
-            parameters=weights * (1 if stage >= 3 else num_ranks),
-            gradients=weights * (1 if stage >= 2 else num_ranks),
-            optimizer=num_parameters * (8 * num_ranks if stage == 0 else 12),
+            parameters=num_parameters * item * (1 if stage >= 3 else num_ranks),
+            gradients=num_trained * item * (1 if stage >= 2 else num_ranks),
+            optimizer=num_trained * (8 * num_ranks if stage == 0 else 12),
         )
 
 
@@ -53,6 +59,7 @@ class _TrainerState:
     "model.path",
     "model.embedded",
     "model.dtype",
+    "model.lora",
     "inference.num_engines",
     "inference.tensor_parallel_size",
     "inference.kv_cache_memory_bytes",
@@ -67,6 +74,7 @@ def _kv_cache_fits(
     path: str | None,
     embedded: Mapping[str, Any] | None,
     dtype: str,
+    lora: Mapping[str, Any] | None,
     num_engines: int,
     tensor_parallel_size: int,
     kv_cache_bytes: int,
@@ -82,14 +90,16 @@ def _kv_cache_fits(
     state stays.
     """
     size = model_size(path, embedded)
-    num_parameters = 0 if size is None else size.parameters
-    weights = num_parameters * _ITEM_BYTES[dtype]
+    weights = 0 if size is None else size.parameters * _ITEM_BYTES[dtype]
     on_cpu = resolve_device(device, os.environ) == "cpu"
     if on_cpu:
         num_caches = num_engines * tensor_parallel_size
         weights *= num_engines
         state = _TrainerState.of(
-            num_parameters, train_dtype or dtype, stage=stage, num_ranks=num_ranks
+            num_elements(path, embedded, lora) or (0, 0),
+            train_dtype or dtype,
+            stage=stage,
+            num_ranks=num_ranks,
         )
         trainer = state.parameters + state.optimizer
     else:
@@ -119,6 +129,7 @@ def _kv_cache_fits(
     "model.path",
     "model.embedded",
     "model.dtype",
+    "model.lora",
     "trainer.zero_stage",
     "trainer.num_ranks",
     "trainer.dtype",
@@ -131,6 +142,7 @@ def _trainer_fits_the_gpu(
     path: str | None,
     embedded: Mapping[str, Any] | None,
     dtype: str,
+    lora: Mapping[str, Any] | None,
     stage: int,
     num_ranks: int,
     train_dtype: str | None,
@@ -138,12 +150,10 @@ def _trainer_fits_the_gpu(
     budget_bytes: int | None,
     margin_bytes: int,
 ) -> Iterator[Problem]:
-    size = model_size(path, embedded)
-    if size is None or resolve_device(device, os.environ) == "cpu":
+    elements = num_elements(path, embedded, lora)
+    if elements is None or resolve_device(device, os.environ) == "cpu":
         return
-    state = _TrainerState.of(
-        size.parameters, train_dtype or dtype, stage=stage, num_ranks=num_ranks
-    )
+    state = _TrainerState.of(elements, train_dtype or dtype, stage=stage, num_ranks=num_ranks)
     optimizer = 0 if _optimizer_stays_on_host(deepspeed) else state.optimizer
     needed = (state.parameters + state.gradients + optimizer) // num_ranks
     limit, name = _device_limit(budget_bytes, on_cpu=False)
@@ -163,6 +173,7 @@ def _trainer_fits_the_gpu(
     "model.path",
     "model.embedded",
     "model.dtype",
+    "model.lora",
     "inference.num_engines",
     "inference.tensor_parallel_size",
     "inference.kv_cache_memory_bytes",
@@ -177,6 +188,7 @@ def _host_holds_what_leaves_the_device(
     path: str | None,
     embedded: Mapping[str, Any] | None,
     dtype: str,
+    lora: Mapping[str, Any] | None,
     num_engines: int,
     tensor_parallel_size: int,
     kv_cache_bytes: int,
@@ -190,15 +202,13 @@ def _host_holds_what_leaves_the_device(
 
     On CPU, where the device is the host, the engine with its KV cache instead of the latter.
     """
-    size = model_size(path, embedded)
-    if size is None:
+    size, elements = model_size(path, embedded), num_elements(path, embedded, lora)
+    if size is None or elements is None:
         return
     on_cpu = resolve_device(device, os.environ) == "cpu"
     if on_cpu and budget_bytes is None:
         return  # the rule of the KV cache, which is told the same memory
-    state = _TrainerState.of(
-        size.parameters, train_dtype or dtype, stage=stage, num_ranks=num_ranks
-    )
+    state = _TrainerState.of(elements, train_dtype or dtype, stage=stage, num_ranks=num_ranks)
     trainer = state.parameters + state.optimizer
     weights = num_engines * size.parameters * _ITEM_BYTES[dtype] if on_cpu or sleep == 1 else 0
     caches = num_engines * tensor_parallel_size * kv_cache_bytes if on_cpu else 0

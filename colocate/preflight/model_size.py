@@ -1,17 +1,20 @@
-"""How large a model is, known before anything is loaded."""
+"""Which tensors a model has, and how large it is, known before anything is loaded."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from colocate.config import EmbeddedModelConfig
 from colocate.embedded.model import CHARACTERS
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of a model's tensors, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,50 +30,72 @@ class ModelSize:
 
 
 def model_size(path: str | None, embedded: Mapping[str, Any] | None) -> ModelSize | None:
-    """Of the run's model, from ``model.path`` and ``model.embedded``.
+    """Of the run's model; None where it cannot be known yet."""
+    shapes = tensor_shapes(path, embedded)
+    if shapes is None:
+        return None
+    largest, second, *others = [*sorted(map(math.prod, shapes.values()), reverse=True), 0]
+    return ModelSize(parameters=largest + second + sum(others), largest=(largest, second))
+
+
+def tensor_shapes(path: str | None, embedded: Mapping[str, Any] | None) -> Shapes | None:
+    """Of the run's model, from ``model.path`` and ``model.embedded``; tied weights once.
 
     None where it cannot be known yet: a name on the hub, or a folder whose weights are no
     safetensors or cannot be read, of which loading will say what is wrong.
     """
     if embedded is not None:
-        return _size_of_embedded(EmbeddedModelConfig.model_validate(embedded))
-    return None if path is None else _size_of_folder(Path(path).expanduser())
+        return _shapes_of_embedded(EmbeddedModelConfig.model_validate(embedded))
+    return None if path is None else _shapes_in_folder(Path(path).expanduser())
 
 
-def _size_of_embedded(model: EmbeddedModelConfig) -> ModelSize:
+def _shapes_of_embedded(model: EmbeddedModelConfig) -> Shapes:
     """The tensors of Qwen3: no biases, and norms on queries and keys."""
-    hidden = model.hidden_size
-    vocabulary = (len(set(CHARACTERS)) + 1) * hidden
-    queries = model.num_attention_heads * model.head_dim * hidden
-    keys = model.num_key_value_heads * model.head_dim * hidden
-    gate = model.intermediate_size * hidden
-    layer = [*[queries] * 2, *[keys] * 2, *[gate] * 3, *[model.head_dim] * 2, *[hidden] * 2]
-    embeddings = [vocabulary] * (1 if model.tie_word_embeddings else 2)
-    return _size_of(layer * model.num_layers + embeddings + [hidden])
-
-
-def _size_of(tensors: Iterable[int]) -> ModelSize:
-    largest, second, *others = [*sorted(tensors, reverse=True), 0]
-    return ModelSize(parameters=largest + second + sum(others), largest=(largest, second))
+    hidden, gate = model.hidden_size, model.intermediate_size
+    queries = model.num_attention_heads * model.head_dim
+    keys = model.num_key_value_heads * model.head_dim
+    layer: Shapes = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (model.head_dim,),
+        "self_attn.k_norm": (model.head_dim,),
+        "mlp.gate_proj": (gate, hidden),
+        "mlp.up_proj": (gate, hidden),
+        "mlp.down_proj": (hidden, gate),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    vocabulary = (len(set(CHARACTERS)) + 1, hidden)
+    head: Shapes = {} if model.tie_word_embeddings else {"lm_head.weight": vocabulary}
+    return {
+        "model.embed_tokens.weight": vocabulary,
+        **{
+            f"model.layers.{index}.{name}.weight": shape
+            for index in range(model.num_layers)
+            for name, shape in layer.items()
+        },
+        "model.norm.weight": (hidden,),
+        **head,
+    }
 
 
 @functools.lru_cache(maxsize=8)
-def _size_of_folder(folder: Path) -> ModelSize | None:
+def _shapes_in_folder(folder: Path) -> Shapes | None:
     from safetensors import SafetensorError, safe_open
 
-    sizes: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
         for file in _weight_files(folder):
             with safe_open(file, framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - it is not a mapping
-                    sizes[name] = math.prod(tensors.get_slice(name).get_shape())
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
         if json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
-            sizes.pop("lm_head.weight", None)
+            shapes.pop("lm_head.weight", None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         return None
-    if not sizes:
-        return None
-    return _size_of(sizes.values())
+    return shapes or None
 
 
 def _weight_files(folder: Path) -> list[Path]:

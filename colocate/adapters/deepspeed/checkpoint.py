@@ -11,16 +11,24 @@ import torch
 
 from colocate.adapters.deepspeed.engine import TrainingEngine
 from colocate.adapters.deepspeed.moves import release_caches
-from colocate.config import TrainerConfig
+from colocate.config import LoraConfig, TrainerConfig
 
 TAG = "deepspeed"
 DESCRIPTION = "trainer.json"
 FORMAT = 1
 
 
-def save(engine: TrainingEngine, folder: Path, *, trainer: TrainerConfig, version: int) -> None:
+def save(
+    engine: TrainingEngine,
+    folder: Path,
+    *,
+    trainer: TrainerConfig,
+    lora: LoraConfig | None = None,
+    version: int,
+) -> None:
     """Writes parameters, optimizer state, random state and version. All ranks call it together.
 
+    Parameters that are not trained are among them, so that a checkpoint is whole by itself.
     State that is offloaded is brought back for as long as it takes, and put off again.
     """
     offloaded = engine.state.offloaded
@@ -35,12 +43,13 @@ def save(engine: TrainingEngine, folder: Path, *, trainer: TrainerConfig, versio
     rank = torch.distributed.get_rank()
     torch.save(_random_state(), folder / f"random-rank{rank}.pt")
     if rank == 0:
-        description = {"format": FORMAT, "version": version, **_layout(trainer)}
+        layout = {field.rpartition(".")[2]: value for field, value in _layout(trainer, lora)}
+        description = {"format": FORMAT, "version": version, **layout}
         (folder / DESCRIPTION).write_text(json.dumps(description))
     torch.distributed.barrier()
 
 
-def check(folder: Path, trainer: TrainerConfig) -> int:
+def check(folder: Path, trainer: TrainerConfig, lora: LoraConfig | None = None) -> int:
     """The version of a checkpoint that a trainer of this configuration can restore.
 
     Raises:
@@ -48,11 +57,12 @@ def check(folder: Path, trainer: TrainerConfig) -> int:
             layout, whose shards do not fit.
     """
     description = read_description(folder)
-    for name, value in _layout(trainer).items():
-        if description.get(name) != value:
+    for field, value in _layout(trainer, lora):
+        written = description.get(field.rpartition(".")[2])
+        if written != value:
             raise ValueError(
-                f"checkpoint {folder} was written with trainer.{name}={description.get(name)}, "
-                f"but this run has trainer.{name}={value}; its shards fit only the same"
+                f"checkpoint {folder} was written with {field}={_shown(written)}, but this run "
+                f"has {field}={_shown(value)}; its shards fit only the same"
             )
     return int(description["version"])
 
@@ -66,6 +76,7 @@ def restore(engine: TrainingEngine, folder: Path) -> None:
     if path is None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder / TAG}")
     rank = torch.distributed.get_rank()
+    engine.state.forget_copies()
     _set_random_state(torch.load(folder / f"random-rank{rank}.pt", weights_only=True))
 
 
@@ -86,8 +97,17 @@ def read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _layout(trainer: TrainerConfig) -> dict[str, int]:
-    return {"zero_stage": trainer.zero_stage, "num_ranks": trainer.num_ranks}
+def _layout(trainer: TrainerConfig, lora: LoraConfig | None) -> list[tuple[str, Any]]:
+    """Fields of the configuration that checkpoint and run must agree on, as JSON has them."""
+    return [
+        ("trainer.zero_stage", trainer.zero_stage),
+        ("trainer.num_ranks", trainer.num_ranks),
+        ("model.lora", None if lora is None else lora.model_dump(mode="json")),
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
 
 
 def _random_state() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from colocate.adapters.deepspeed import wire
 from colocate.adapters.deepspeed.processes import RankFailedError, RankPool
 from colocate.adapters.deepspeed.shared_memory import remove_files
 from colocate.adapters.verification import ScoredPrompts
-from colocate.config import AlgorithmConfig, TrainerConfig
+from colocate.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from colocate.core.types import TRAINER_PARTS, Part, Version
 from colocate.ports import StepReport, TensorEntry, TrainingBatch, WeightBucket
 
@@ -34,6 +34,8 @@ class DeepSpeedTrainer:
         publish_dtype: What parameters are cast to for the engine; None: nothing else.
         temperature: Of the rollout's sampling; log-probabilities are of logits divided by it.
         fp32_head: The output head computes in float32, as the engine's does.
+        lora: Adapters that are trained in place of the weights, and merged into them for the
+            engine; None: the weights are trained.
         steps: Training steps of the whole run, over which the learning rate is scheduled.
         device: ``"cpu"`` or ``"cuda"``.
         log_dir: Where each rank's output goes.
@@ -57,6 +59,7 @@ class DeepSpeedTrainer:
         publish_dtype: str | None = None,
         temperature: float,
         fp32_head: bool = False,
+        lora: LoraConfig | None = None,
         steps: int,
         seed: int,
         device: str,
@@ -81,6 +84,7 @@ class DeepSpeedTrainer:
         self._publish_dtype = publish_dtype or dtype
         self._temperature = temperature
         self._fp32_head = fp32_head
+        self._lora = lora
         self._steps = steps
         self._seed = seed
         self._device = device
@@ -118,6 +122,7 @@ class DeepSpeedTrainer:
             publish_dtype=self._publish_dtype,
             temperature=self._temperature,
             fp32_head=self._fp32_head,
+            lora=b"null" if self._lora is None else self._lora.model_dump_json().encode(),
             steps=self._steps,
             seed=self._seed,
             device=self._device,
@@ -194,7 +199,7 @@ class DeepSpeedTrainer:
         return Version(first.version)
 
     async def weight_names(self) -> Sequence[str]:
-        """Names of all parameters, as Hugging Face has them; a tied tensor has one name."""
+        """Names of all weights, as Hugging Face has them; a tied tensor has one name."""
         first, *_ = await self._ask(wire.ListWeights(), wire.Weights)
         return first.names
 
@@ -218,7 +223,7 @@ class DeepSpeedTrainer:
         )
 
     async def export_buckets(self, *, checksums: bool = True) -> AsyncGenerator[WeightBucket, None]:
-        """Yields every parameter, in full, packed in buckets.
+        """Yields every weight, in full, packed in buckets; adapters are merged.
 
         A bucket is valid until the next is asked for, or the generator is closed. Close it
         (``contextlib.aclosing``) where it is not read to its end. While one is read the next are

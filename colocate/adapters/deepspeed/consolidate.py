@@ -9,24 +9,33 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from torch import Tensor
 
 from colocate.adapters.deepspeed.checkpoint import TAG, read_description
+from colocate.config import LoraConfig
+from colocate.learn.lora import merged_state
 
 _WRAPPER = "model."
 """``TokenScorer`` holds the Hugging Face model under this name."""
 
 
 def consolidated_weights(folder: Path) -> dict[str, Tensor]:
-    """Every parameter in full, float32, by its Hugging Face name, from what ``save`` wrote.
+    """Every weight in full, float32, by its Hugging Face name, from what ``save`` wrote.
 
-    The master weights under ZeRO, so more exact than what a bfloat16 engine computes with.
+    Adapters are merged: the model is an ordinary one. Of what is trained these are the master
+    weights under ZeRO, so more exact than what a bfloat16 engine computes with.
     DeepSpeed unpickles its files: read only folders that you trust.
 
     Raises:
         ValueError: where the folder holds no trainer checkpoint.
     """
-    if read_description(folder)["zero_stage"] == 0:
-        state = torch.load(
-            folder / TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False
-        )["module"]
-    else:
-        state = get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG)
-    return {name.removeprefix(_WRAPPER): value.float() for name, value in state.items()}
+    description = read_description(folder)
+    lora = description.get("lora")
+    state: dict[str, Tensor] = {}
+    if description["zero_stage"] < 3 and (lora or description["zero_stage"] == 0):
+        # The model as it computes. ZeRO 1 has weights that are not trained nowhere else.
+        states = folder / TAG / "mp_rank_00_model_states.pt"
+        state |= torch.load(states, map_location="cpu", weights_only=False)["module"]
+    if description["zero_stage"] > 0:
+        state |= get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG)
+    named = {name.removeprefix(_WRAPPER): value for name, value in state.items()}
+    if lora is None:
+        return {name: value.float() for name, value in named.items()}
+    return merged_state(named, scale=LoraConfig.model_validate(lora).scale)

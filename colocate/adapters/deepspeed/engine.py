@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from colocate.adapters.deepspeed.moves import ZeroState
 from colocate.adapters.deepspeed.options import merged
-from colocate.config import TrainerConfig
+from colocate.config import LoraConfig, TrainerConfig
 from colocate.learn.batches import MicroBatch
+from colocate.learn.lora import Weight, add_adapters, by_base_name, without_adapters
 from colocate.learn.packed_attention import PACKED_ATTENTION
 from colocate.learn.packing import decide_packing
 from colocate.learn.recomputation import recompute_layers
@@ -38,7 +39,7 @@ def deepspeed_config(trainer: TrainerConfig, *, dtype: str, num_elements: int) -
     be offloaded.
 
     Args:
-        num_elements: Of all parameters; a bucket for gradients need not be larger.
+        num_elements: Of all parameters that are trained; a bucket for gradients need not be larger.
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -75,12 +76,17 @@ def load_scorer(
     dtype: str,
     temperature: float,
     fp32_head: bool = False,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
     device: torch.device,
 ) -> TokenScorer:
-    """The model of a Hugging Face folder, in evaluation mode.
+    """The model of a Hugging Face folder, in evaluation mode, with adapters where asked for.
 
     Without dropout the same weights give the same probabilities twice, on which the ratio of
     current to proximal policy rests.
+
+    Args:
+        seed: Of the adapters' first values.
 
     Raises:
         ValueError: the trainer is to do what cannot be done with this model.
@@ -94,8 +100,13 @@ def load_scorer(
         dtype=getattr(torch, dtype),
         attn_implementation=PACKED_ATTENTION if packed else "sdpa",
     )
+    if lora is not None:
+        add_adapters(model, lora, seed=seed)
     if trainer.gradient_checkpointing:
         recompute_layers(model)
+        if lora is not None:
+            # Else no gradient would reach the first layer's input, and the layer keep everything.
+            model.enable_input_require_grads()
     return TokenScorer(
         model.to(device).eval(), temperature=temperature, packed=packed, fp32_head=fp32_head
     )
@@ -106,18 +117,26 @@ class TrainingEngine:
 
     Attributes:
         state: Its parameters, gradients and optimizer state, which can leave the device.
+        adapter_scale: Of the product of an adapter's factors; 0 in a model without adapters.
 
     Args:
-        scorer: On its device already.
+        scorer: On its device already. Parameters that need no gradient stay as they are.
         dtype: torch's name of the weights' type; ``zero_stage`` 0 takes ``"float32"`` only.
     """
 
     def __init__(
-        self, scorer: TokenScorer, trainer: TrainerConfig, *, dtype: str, device: torch.device
+        self,
+        scorer: TokenScorer,
+        trainer: TrainerConfig,
+        *,
+        dtype: str,
+        lora: LoraConfig | None = None,
+        device: torch.device,
     ) -> None:
+        self.adapter_scale = 0.0 if lora is None else lora.scale
         self._stage = trainer.zero_stage
         self._device = device
-        parameters = list(scorer.parameters())
+        parameters = [each for each in scorer.parameters() if each.requires_grad]
         num_elements = sum(parameter.numel() for parameter in parameters)
         self.deepspeed, *_ = deepspeed.initialize(
             model=scorer,
@@ -141,6 +160,13 @@ class TrainingEngine:
             batch, with_entropy=with_entropy, entropy_grad=entropy_grad
         )
         return logprobs, entropy
+
+    def score_without_adapters(
+        self, batch: MicroBatch, *, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """As ``score``, of the model that the adapters were added to. Outside of any graph."""
+        with torch.no_grad(), without_adapters(self.deepspeed.module):
+            return self.score(batch, with_entropy=with_entropy)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the loss's gradient. ``last`` marks the last micro-batch before ``step``.
@@ -175,8 +201,14 @@ class TrainingEngine:
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters by their Hugging Face names; tied ones once."""
+        """Parameters by their names in the model, adapters' included; tied ones once."""
         return iter(self.deepspeed.module.model.named_parameters())
+
+    def weights(self) -> dict[str, Weight[nn.Parameter]]:
+        """What an engine is to serve, by its Hugging Face names; tied ones once."""
+        if not self.adapter_scale:
+            return {name: Weight(parameter) for name, parameter in self.named_parameters()}
+        return by_base_name(self.named_parameters())
 
     @property
     def vocabulary_size(self) -> int:

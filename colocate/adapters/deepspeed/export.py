@@ -1,4 +1,7 @@
-"""Full parameters from ZeRO shards, packed into buckets that engine workers map."""
+"""Full weights from ZeRO shards, packed into buckets that engine workers map.
+
+Adapters are merged on the way, by each rank into what it writes: engines know nothing of them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from colocate.adapters.checksum import byte_sums, checksum_text
 from colocate.adapters.deepspeed.buffers import Buffers
 from colocate.adapters.deepspeed.engine import TrainingEngine
 from colocate.adapters.deepspeed.wire import Entry, Packed
+from colocate.learn.lora import Weight, merged_pieces
 
 ALIGNMENT_BYTES = 64
 """Of each tensor in a bucket, so that any type can be viewed in place."""
@@ -23,25 +27,25 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a parameter lies in its bucket, and as what."""
+    """Where a weight lies in its bucket, and as what."""
 
     name: str
-    parameter: nn.Parameter
+    weight: Weight[nn.Parameter]
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
     @property
     def num_bytes(self) -> int:
-        return _numel(self.parameter) * self.dtype.itemsize
+        return _numel(self.weight) * self.dtype.itemsize
 
 
 class Exporter:
     """Packs one bucket at a time, into one slot of the buffers after another.
 
     Args:
-        dtype: What floating-point parameters are cast to: the type that the engine computes in.
-        bucket_bytes: A larger bucket holds a single parameter.
+        dtype: What floating-point weights are cast to: the type that the engine computes in.
+        bucket_bytes: A larger bucket holds a single weight.
     """
 
     def __init__(
@@ -58,14 +62,14 @@ class Exporter:
         self._buffers = buffers
         self._rank = rank
         self._num_ranks = num_ranks
-        parameters = {
-            name: (value, dtype if value.is_floating_point() else value.dtype)
-            for name, value in engine.named_parameters()
+        weights = {
+            name: (weight, dtype if weight.base.is_floating_point() else weight.base.dtype)
+            for name, weight in engine.weights().items()
         }
-        self.names = list(parameters)
-        sizes = [(n, _numel(value) * kind.itemsize) for n, (value, kind) in parameters.items()]
+        self.names = list(weights)
+        sizes = [(n, _numel(weight) * kind.itemsize) for n, (weight, kind) in weights.items()]
         self._buckets = [
-            _places([(name, *parameters[name]) for name in names])
+            _places([(name, *weights[name]) for name in names])
             for names in plan_buckets(sizes, bucket_bytes)
         ]
         # Of its largest bucket: a slot that grows has to be mapped again, page after page.
@@ -97,12 +101,16 @@ class Exporter:
         sums = np.zeros((len(places), 2), dtype=np.uint64)
         for row, place in enumerate(places):
             with self._timed("gather"):
-                start, values = self._held(place.parameter)
+                start, values = self._held(place.weight.base)
+                factors = self._factors(place.weight)
             first = start * place.dtype.itemsize
             last = first + values.numel() * place.dtype.itemsize
             target = buffer[place.offset + first : place.offset + last]
             with self._timed("copy"):
-                _copy(target, values, place.dtype)
+                if factors is None:
+                    _copy(target, values, place.dtype)
+                else:
+                    self._merge(target.view(place.dtype), values, factors, start)
             if checksums:
                 with self._timed("checksum"):
                     sums[row] = [s % 2**64 for s in byte_sums(target, start=first)]
@@ -138,6 +146,21 @@ class Exporter:
         start = flat.numel() * self._rank // self._num_ranks
         return start, flat[start : flat.numel() * (self._rank + 1) // self._num_ranks]
 
+    def _factors(self, weight: Weight[nn.Parameter]) -> tuple[Tensor, Tensor] | None:
+        """Of a weight's adapter, whole. They are small, and a run of elements may need any row."""
+        if weight.factors is None:
+            return None
+        down, up = weight.factors
+        return self._engine.full_parameter(down), self._engine.full_parameter(up)
+
+    def _merge(
+        self, target: Tensor, values: Tensor, factors: tuple[Tensor, Tensor], start: int
+    ) -> None:
+        """Writes ``values``, a weight's from ``start`` on, with its adapter: cast once."""
+        scale = self._engine.adapter_scale
+        for place, piece in merged_pieces(values, factors, scale=scale, start=start):
+            target[place : place + len(piece)].copy_(piece)
+
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
         """Adds the time within to ``part``, that of GPU kernels included."""
@@ -162,12 +185,12 @@ def plan_buckets(sizes: Sequence[tuple[str, int]], bucket_bytes: int) -> list[li
     return buckets
 
 
-def _places(parameters: Sequence[tuple[str, nn.Parameter, torch.dtype]]) -> list[Place]:
+def _places(weights: Sequence[tuple[str, Weight[nn.Parameter], torch.dtype]]) -> list[Place]:
     places = []
     end = 0
-    for name, parameter, dtype in parameters:
-        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-        place = Place(name=name, parameter=parameter, dtype=dtype, shape=shape, offset=end)
+    for name, weight, dtype in weights:
+        shape = tuple(getattr(weight.base, "ds_shape", weight.base.shape))
+        place = Place(name=name, weight=weight, dtype=dtype, shape=shape, offset=end)
         places.append(place)
         end += _aligned(place.num_bytes)
     return places
@@ -177,8 +200,8 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _numel(parameter: nn.Parameter) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+def _numel(weight: Weight[nn.Parameter]) -> int:
+    return int(getattr(weight.base, "ds_numel", weight.base.numel()))
 
 
 def _copy(target: Tensor, values: Tensor, dtype: torch.dtype) -> None:

@@ -3,6 +3,9 @@
 DeepSpeed moves what it can. Not gradients: it would carry them to the host and back, although
 between steps they hold nothing. Nor master weights and moments under ZeRO 3, which it moves only
 for an optimizer of its own that needs a compiler; nor anything without ZeRO, or the reference.
+Nor parameters that are not trained, as those beside adapters: ZeRO 1 and 2 leave them where they
+are, and ZeRO 3 cannot move any parameter then, since it looks for all of them in a buffer that
+holds the trained ones only.
 
 Never run here: what only a GPU needs (pinned copies, transfers that overlap). It is written after
 DeepSpeed 0.19.8 and torch 2.13.
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,6 +56,8 @@ class ZeroState:
         self._device = device
         self._gradients = EmptiedStorages(device)
         self._moved = HostCopies(device)
+        self._frozen = HostCopies(device, keep=True)
+        self._views = MovedViews(device)
         self._moved_by_deepspeed = False
 
     def tensors(self) -> dict[Part, object]:
@@ -82,7 +87,7 @@ class ZeroState:
     def host_copies(self) -> list[object]:
         """Pinned memory that a move has filled, or has left behind for the next."""
         kept = [getattr(self._engine.optimizer, name, None) for name in _PINNED]
-        return [kept, self._moved.hosts()]
+        return [kept, self._moved.hosts(), self._frozen.hosts()]
 
     def settle(self, parts: Collection[Part]) -> None:
         """Lets go of what the last step has left of these parts and the next makes anew."""
@@ -103,8 +108,12 @@ class ZeroState:
         if Part.GRADIENTS in leaving:
             self._gradients.empty(flat(held[Part.GRADIENTS]))
         if Part.PARAMETERS in leaving:
+            frozen = self.frozen_tensors()
+            self._frozen.offload(frozen)
             if self._stage == 0:
                 self._moved.offload(flat(held[Part.PARAMETERS]))
+            elif self._stage == 3 and frozen:
+                self._views.offload(self.trained_views())
             else:
                 kinds += [OffloadStateTypeEnum.lp_params]
         if Part.OPTIMIZER in leaving:
@@ -124,10 +133,27 @@ class ZeroState:
         # First, since DeepSpeed makes views of some of them.
         self._gradients.refill()
         self._moved.load()
+        self._frozen.load()
+        self._views.load()
         if self._moved_by_deepspeed:
             self._engine.reload_states(non_blocking=self._device.type == "cuda")
             self._moved_by_deepspeed = False
         self.offloaded = frozenset()
+
+    def frozen_tensors(self) -> list[Tensor]:
+        """What holds the parameters that are not trained: whole ones, or this rank's shards."""
+        frozen: list[Any] = [p for p in self._engine.module.parameters() if not p.requires_grad]
+        return [p.ds_tensor for p in frozen] if self._stage == 3 else frozen
+
+    def trained_views(self) -> list[Tensor]:
+        """Under ZeRO 3, the buffer of the trained parameters' shards, and all views of it."""
+        optimizer = self._engine.optimizer
+        shards = [p.ds_tensor for p in self._engine.module.parameters() if p.requires_grad]
+        return [optimizer.lp_param_buffer, *optimizer.fp16_partitioned_groups_flat, *shards]
+
+    def forget_copies(self) -> None:
+        """After parameters that are not trained were overwritten: the kept copies are of others."""
+        self._frozen.forget()
 
 
 class FrozenReference:
@@ -190,6 +216,11 @@ class HostCopies:
             tensor.data = host
         self._copies += moved
 
+    def forget(self) -> None:
+        """Drops the copies of tensors that are on the device."""
+        self.load()
+        self._copies.clear()
+
     def load(self) -> None:
         """Moves all back."""
         for tensor, host in self._copies:
@@ -198,6 +229,49 @@ class HostCopies:
         _synchronize(self._device)
         if not self._keep:
             self._copies.clear()
+
+
+class MovedViews:
+    """Moves tensors that share storages between the device and pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._views: list[Tensor] = []
+
+    def offload(self, tensors: Iterable[Tensor]) -> None:
+        """Moves those that are on the device."""
+        self._views = [each for each in tensors if each.device.type != "cpu"]
+        move_together(self._views, _to_pinned)
+
+    def load(self) -> None:
+        """Moves all back."""
+        move_together(self._views, lambda contents: contents.to(self._device))
+        self._views = []
+
+
+def move_together(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> None:
+    """Moves tensors in place, of which those that shared a storage share one afterwards.
+
+    Args:
+        move: Copies the contents of a storage, uint8 (n,), into a new one.
+    """
+    # Each with the storage that it had: a new one could otherwise get the address of an old one.
+    views = [(each, each.untyped_storage()) for each in tensors]
+    storages = {storage.data_ptr(): storage for _, storage in views}
+    moved = {address: move(_contents(storage)) for address, storage in storages.items()}
+    for tensor, storage in views:
+        contents = moved[storage.data_ptr()]
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=contents.device).set_(
+            contents.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+        )
+
+
+def _contents(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _to_pinned(contents: Tensor) -> Tensor:
+    return torch.empty_like(contents, device="cpu", pin_memory=True).copy_(contents)
 
 
 class EmptiedStorages:
@@ -219,7 +293,7 @@ class EmptiedStorages:
         """Gives each its memory back, zeroed: ZeRO 3 never writes the padding of its shards."""
         for storage, num_bytes in self._emptied:
             storage.resize_(num_bytes)
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
+            _contents(storage).zero_()
         self._emptied.clear()
 
 

@@ -33,7 +33,7 @@ from colocate.learn.metrics import Totals, batch_metrics, loss_metrics, loss_tot
 from colocate.learn.mismatch import mismatch_totals
 from colocate.learn.overlong import overlong_penalties
 from colocate.learn.schedule import learning_rate
-from colocate.learn.scoring import TokenScorer
+from colocate.learn.scoring import Scorer
 from colocate.ports import TrainingBatch
 
 
@@ -101,7 +101,7 @@ def admit(batch: TrainingBatch, *, version: int, algorithm: AlgorithmConfig) -> 
 
 def train_step(
     engine: TrainingEngine,
-    reference: TokenScorer | None,
+    reference: Scorer | None,
     admitted: AdmittedBatch,
     *,
     settings: StepSettings,
@@ -159,7 +159,7 @@ def train_step(
 
 def _score_plan(
     engine: TrainingEngine,
-    reference: TokenScorer | None,
+    reference: Scorer | None,
     rows: Sequence[Row],
     plan: Sequence[Minibatch],
     settings: StepSettings,

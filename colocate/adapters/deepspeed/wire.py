@@ -44,7 +44,8 @@ class Setup(Message, frozen=True, kw_only=True):
     """The first request: everything a rank needs to build its engine.
 
     ``trainer`` and ``algorithm`` are JSON of the configuration's sections of those names;
-    ``publish_dtype`` is the type that exported parameters are cast to.
+    ``publish_dtype`` is the type that exported weights are cast to. ``lora`` is JSON too, ``null``
+    where the whole model is trained.
     """
 
     model_path: str
@@ -54,6 +55,7 @@ class Setup(Message, frozen=True, kw_only=True):
     publish_dtype: str
     temperature: float
     fp32_head: bool
+    lora: bytes
     steps: int
     seed: int
     device: str
@@ -193,7 +195,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Packed(Message, frozen=True, kw_only=True):
     """A packed bucket. ``handle`` is None on a rank that has no buffer of its own.
 
-    ``seconds`` of this rank, by part: ``"gather"``, ``"copy"``, ``"checksum"``.
+    ``seconds`` of this rank, by part: ``"gather"``, ``"copy"`` (with merging), ``"checksum"``.
     """
 
     handle: dict[str, Any] | None

@@ -11,6 +11,7 @@ from pathlib import Path
 import deepspeed
 import deepspeed.ops
 import torch
+from pydantic import TypeAdapter
 
 from colocate.adapters.deepspeed import checkpoint, wire
 from colocate.adapters.deepspeed.buffers import Buffers, CudaIpcBuffers, SharedMemoryBuffers
@@ -20,9 +21,9 @@ from colocate.adapters.deepspeed.moves import FrozenReference, release_caches
 from colocate.adapters.deepspeed.residency import Residency, StillHeldError
 from colocate.adapters.deepspeed.score import score_prompts
 from colocate.adapters.deepspeed.step import StepSettings, admit, train_step
-from colocate.config import AlgorithmConfig, TrainerConfig
+from colocate.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from colocate.core.types import Part
-from colocate.learn.scoring import TokenScorer
+from colocate.learn.scoring import Scorer, TokenScorer
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Ranks enter collectives together, so only a rank that hangs for good comes near it."""
@@ -34,30 +35,39 @@ class Worker:
     def __init__(self, setup: wire.Setup) -> None:
         self._trainer = TrainerConfig.model_validate_json(setup.trainer)
         algorithm = AlgorithmConfig.model_validate_json(setup.algorithm)
+        self._lora = TypeAdapter(LoraConfig | None).validate_json(setup.lora)
         rank = int(os.environ["RANK"])
         self._device = join_process_group(setup, rank=rank, num_ranks=self._trainer.num_ranks)
         random.seed(setup.seed + rank)
         torch.manual_seed(setup.seed + rank)
 
-        def scorer() -> TokenScorer:
+        def scorer(lora: LoraConfig | None = None) -> TokenScorer:
             return load_scorer(
                 setup.model_path,
                 self._trainer,
                 dtype=setup.dtype,
                 temperature=setup.temperature,
                 fp32_head=setup.fp32_head,
+                lora=lora,
+                seed=setup.seed,
                 device=self._device,
             )
 
         self._engine = TrainingEngine(
-            scorer(), self._trainer, dtype=setup.dtype, device=self._device
-        )
-        self._reference = scorer().requires_grad_(False) if algorithm.kl.coef else None
-        self._residency = Residency(
-            self._engine.state,
-            FrozenReference(self._reference, device=self._device) if self._reference else None,
+            scorer(self._lora),
+            self._trainer,
+            dtype=setup.dtype,
+            lora=self._lora,
             device=self._device,
         )
+        self._reference: Scorer | None = None
+        frozen: FrozenReference | None = None
+        if algorithm.kl.coef and self._lora is not None:
+            self._reference = self._engine.score_without_adapters
+        elif algorithm.kl.coef:
+            self._reference = model = scorer().requires_grad_(False)
+            frozen = FrozenReference(model, device=self._device)
+        self._residency = Residency(self._engine.state, frozen, device=self._device)
         self._settings = StepSettings(
             trainer=self._trainer,
             algorithm=algorithm,
@@ -95,7 +105,11 @@ class Worker:
                 release_caches()
             case wire.Save():
                 checkpoint.save(
-                    self._engine, Path(request.folder), trainer=self._trainer, version=self._version
+                    self._engine,
+                    Path(request.folder),
+                    trainer=self._trainer,
+                    lora=self._lora,
+                    version=self._version,
                 )
             case wire.Restore():
                 return self._restore(Path(request.folder))
@@ -153,7 +167,7 @@ class Worker:
 
     def _restore(self, folder: Path) -> wire.Restored:
         try:
-            version = checkpoint.check(folder, self._trainer)
+            version = checkpoint.check(folder, self._trainer, self._lora)
         except ValueError as error:
             raise wire.Refusal(str(error)) from error
         self._residency.load()
