@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM
 
 from colocate.adapters.checksum import tensor_checksum
 from colocate.adapters.deepspeed.client import DeepSpeedTrainer
-from colocate.config import AlgorithmConfig, KlConfig, TrainerConfig
+from colocate.config import AlgorithmConfig, KlConfig, LoraConfig, TrainerConfig
 from colocate.core.types import Part
 from colocate.learn.advantages import compute_advantages
 from colocate.learn.batches import make_rows, plan_minibatches
@@ -107,10 +110,13 @@ class Layout:
     num_ranks: int
     micro_batch_tokens: int = 100_000
     optimizer_on_host: bool = False
+    lora: LoraConfig | None = None
 
     def __str__(self) -> str:
         host = "-optimizer-on-host" if self.optimizer_on_host else ""
-        return f"zero{self.zero_stage}-ranks{self.num_ranks}-micro{self.micro_batch_tokens}{host}"
+        lora = "-lora" if self.lora is not None else ""
+        layout = f"zero{self.zero_stage}-ranks{self.num_ranks}-micro{self.micro_batch_tokens}"
+        return f"{layout}{host}{lora}"
 
     def trainer(self, model: Path, folder: Path, run_id: str) -> DeepSpeedTrainer:
         return DeepSpeedTrainer(
@@ -123,6 +129,7 @@ class Layout:
             ),
             ALGORITHM,
             dtype="float32",
+            lora=self.lora,
             temperature=TEMPERATURE,
             steps=STEPS,
             seed=SEED,
@@ -200,14 +207,46 @@ class PlainStep:
     grad_norm: float
 
 
-def train_plainly(model_path: Path, batches: list[TrainingBatch]) -> list[PlainStep]:
-    """The same steps by torch alone, in float64, token by token, one process, no micro-batches."""
+class PlainAdapter(nn.Module):
+    """``W + scale x B A``; B begins as zeros."""
+
+    def __init__(self, down: torch.Tensor, *, num_outputs: int, scale: float) -> None:
+        super().__init__()
+        self.down = nn.Parameter(down.double())
+        self.up = nn.Parameter(torch.zeros(num_outputs, len(down), dtype=torch.float64))
+        self._scale = scale
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self._scale * self.up @ self.down
+
+
+def train_plainly(
+    model_path: Path,
+    batches: list[TrainingBatch],
+    *,
+    first_factors: Mapping[str, torch.Tensor] | None = None,
+    scale: float = 0.0,
+) -> list[PlainStep]:
+    """The same steps by torch alone, in float64, token by token, one process, no micro-batches.
+
+    Args:
+        first_factors: A (rank, in) of each weight that has an adapter, by name; only adapters are
+            trained then. None: all weights are.
+    """
     load = AutoModelForCausalLM.from_pretrained
     model = load(model_path, dtype=torch.float64).eval()
+    names = [name for name, _ in model.named_parameters()]
     first = load(model_path, dtype=torch.float64).eval()
     config = trainer_config(0, 1, 10**6)
+    if first_factors is not None:
+        model.requires_grad_(False)
+        for name, down in first_factors.items():
+            module = model.get_submodule(name.removesuffix(".weight"))
+            adapter = PlainAdapter(down, num_outputs=len(module.weight), scale=scale)
+            parametrize.register_parametrization(module, "weight", adapter)
+    trained_parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        trained_parameters,
         betas=config.betas,
         eps=config.eps,
         weight_decay=config.weight_decay,
@@ -235,13 +274,19 @@ def train_plainly(model_path: Path, batches: list[TrainingBatch]) -> list[PlainS
             )
             losses.mean().backward()
             norms.append(
-                float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+                float(torch.nn.utils.clip_grad_norm_(trained_parameters, config.max_grad_norm))
             )
             optimizer.step()
             total, count = total + float(losses.sum().detach()), count + len(losses)
-        weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+        weights = {name: weight_of(model, name) for name in names}
         done.append(PlainStep(weights, total / count, sum(norms) / len(norms)))
     return done
+
+
+def weight_of(model: nn.Module, name: str) -> torch.Tensor:
+    """With what is added to it."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(model.get_submodule(module), attribute).detach().clone()
 
 
 def minibatches(batch: TrainingBatch, advantages: list[float]) -> list[list[int]]:

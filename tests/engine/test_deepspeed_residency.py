@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from colocate.adapters.deepspeed import wire
 from colocate.adapters.deepspeed.client import DeepSpeedTrainer
-from colocate.adapters.deepspeed.moves import EmptiedStorages, flat
+from colocate.adapters.deepspeed.moves import EmptiedStorages, flat, move_together
 from colocate.adapters.deepspeed.processes import CLOSE_GRACE_S, RankDiedError, RankFailedError
 from colocate.adapters.deepspeed.residency import (
     RESIDUE_BYTES,
@@ -218,6 +218,19 @@ def test_emptied_buffers_take_nothing_and_come_back_zeroed_under_the_same_views(
     assert float(buffer.abs().sum()) == 0
     view.fill_(2)
     assert float(buffer.sum()) == 20
+
+
+def test_views_that_move_together_still_see_what_is_written_through_one_another():
+    buffer = torch.arange(12.0)
+    views = [buffer, buffer[2:8].view(2, 3), buffer[8:], torch.ones(2, dtype=torch.bfloat16)]
+    old = buffer.untyped_storage()
+    move_together([*views, views[1]], torch.clone)
+    assert count_bytes({"all": views}) == {("all", "cpu"): 52}
+    assert old.data_ptr() not in {view.untyped_storage().data_ptr() for view in views}
+    views[1][1] = 0
+    assert buffer.tolist() == [0, 1, 2, 3, 4, 0, 0, 0, 8, 9, 10, 11]
+    assert views[2].tolist() == [8, 9, 10, 11]
+    assert views[3].tolist() == [1, 1]
 
 
 def held(**numbers: int) -> dict[Part, int]:

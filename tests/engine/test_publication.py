@@ -28,6 +28,7 @@ from colocate.adapters.deepspeed.client import DeepSpeedTrainer
 from colocate.adapters.deepspeed.shared_memory import FOLDER, file_prefix
 from colocate.adapters.verification import probe_prompts
 from colocate.adapters.weights import StreamedTransfer
+from colocate.config import LoraConfig
 from colocate.core.types import TRAINER_PARTS, Part, SleepMode, Version
 from colocate.ports import WeightBucket
 
@@ -45,6 +46,13 @@ TIED = [
     Layout(zero_stage=1, num_ranks=1),
     Layout(zero_stage=2, num_ranks=1),
 ]
+ADAPTED = Layout(
+    zero_stage=3,
+    num_ranks=1,
+    lora=LoraConfig(rank=4, alpha=64.0, target_modules=("q_proj", "v_proj", "down_proj")),
+)
+"""Merged for the engine, which knows nothing of adapters."""
+
 SHARED = Layout(zero_stage=3, num_ranks=2)
 """With tied embeddings too."""
 
@@ -165,7 +173,7 @@ async def train_and_serve(engine: Any, trainer: DeepSpeedTrainer, model: Path) -
         assert not shared_files()
 
 
-@pytest.mark.parametrize("layout", TIED, ids=str)
+@pytest.mark.parametrize("layout", [*TIED, ADAPTED], ids=str)
 async def test_tied_weights_are_served_as_trained_after_each_of_two_updates(
     engine, tied_models, tmp_path, layout
 ):
