@@ -84,13 +84,15 @@ def test_every_choice_of_a_group_is_valid_once_what_it_asks_for_is_given(choice:
 
 
 def test_the_tree_lists_every_key_of_the_schema() -> None:
-    listed = leaves(tree()) | leaves(tree("model=embedded"))
+    listed = leaves(tree()) | leaves(tree("model=embedded")) | leaves(tree("model=hf_lora"))
 
     expected = {field.path for field in walk() if field.section is None}
-    assert set(listed) - {"model.embedded"} == expected
+    assert set(listed) - {"model.embedded", "model.lora"} == expected
 
 
-@pytest.mark.parametrize("overrides", [[], ["model=embedded", "model.dtype=bfloat16"]])
+@pytest.mark.parametrize(
+    "overrides", [[], ["model=embedded", "model.dtype=bfloat16"], ["model=hf_lora"]]
+)
 def test_the_tree_repeats_the_schemas_defaults(overrides: list[str]) -> None:
     fields = known_paths()
     for path, value in leaves(tree(*overrides)).items():
