@@ -21,12 +21,11 @@ from colocate.assembly import (
     make_ports,
     rollout_rules,
 )
-from colocate.checkpoints import CheckpointError, find_checkpoint, read_state
+from colocate.checkpoints import CheckpointError, Origin, find_checkpoint, read_state
 from colocate.config import RunConfig
-from colocate.core.events import PromptCursor, RunStarted
+from colocate.core.events import RunStarted
 from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
-from colocate.core.types import Version
 from colocate.driver import Driver
 from colocate.journal import JournalWriter
 from colocate.machine import resolve_device, software_versions
@@ -43,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 SUMMARY_SCHEMA = 1
 
-FRESH = (Version(0), PromptCursor())
-"""Where a run begins that resumes nothing."""
-
 
 def run(config: RunConfig, run_dir: Path) -> int:
     """Carries out one run in its folder and returns the command's exit status.
@@ -58,7 +54,7 @@ def run(config: RunConfig, run_dir: Path) -> int:
     try:
         with RunLock(run_dir):
             checkpoint = find_checkpoint(config.resume, run_dir)
-            origin = FRESH if checkpoint is None else read_state(checkpoint)
+            origin = Origin() if checkpoint is None else read_state(checkpoint)
             _make_room(run_dir, config.resume)
             return _run_locked(config, run_dir, checkpoint, origin)
     except (RunFolderBusyError, CheckpointError, FileExistsError) as error:
@@ -90,7 +86,7 @@ def _run_locked(
     config: RunConfig,
     run_dir: Path,
     checkpoint: Path | None,
-    origin: tuple[Version, PromptCursor],
+    origin: Origin,
 ) -> int:
     run_id = uuid.uuid4().hex[:12]
     (run_dir / "logs").mkdir(exist_ok=True)
@@ -133,7 +129,7 @@ class _Run:
         run_id: str,
         display: RunDisplay,
         checkpoint: Path | None,
-        origin: tuple[Version, PromptCursor],
+        origin: Origin,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
@@ -141,7 +137,7 @@ class _Run:
         self._display = display
         self._checkpoint = checkpoint
         self._origin = origin
-        keep_steps(run_dir / "metrics.jsonl", up_to=origin[0])
+        keep_steps(run_dir / "metrics.jsonl", up_to=origin.version)
         self._recorder = Recorder(config, run_dir, display)
 
     async def carry_out(self, prepare: Callable[[], Place]) -> int:
@@ -150,8 +146,13 @@ class _Run:
         settings = core_settings(self._config)
         scheduler, provider = Scheduler(settings), "none"
         try:
-            version, cursor = self._origin
-            started = RunStarted(time_s=0.0, settings=settings, version=version, cursor=cursor)
+            started = RunStarted(
+                time_s=0.0,
+                settings=settings,
+                version=self._origin.version,
+                cursor=self._origin.cursor,
+                learned=self._origin.learned,
+            )
             place = prepare()
             tokenizer = HuggingFaceTokenizer(place.model)
             ports, probe = make_ports(self._config, place, tokenizer, self._checkpoint)

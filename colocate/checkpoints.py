@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shutil
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from colocate.core.events import PromptCursor
 from colocate.core.types import GroupId, Version
@@ -21,6 +23,18 @@ SCHEMA = 1
 _STATE = "state.json"
 _TRAINER = "trainer"
 _NAME = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a run begins; the default resumes nothing.
+
+    ``learned``: what the cost model knew (``CostModel.snapshot``); None where nothing is on record.
+    """
+
+    version: Version = Version(0)
+    cursor: PromptCursor = field(default_factory=PromptCursor)
+    learned: Mapping[str, Any] | None = None
 
 
 class CheckpointError(Exception):
@@ -35,13 +49,27 @@ class FolderCheckpoints:
         self._keep = keep
         self._resume_from = resume_from
 
-    async def save(self, trainer: Trainer, version: Version, cursor: PromptCursor) -> None:
-        """Writes trainer, version and prompt cursor, then drops the oldest beyond ``keep``."""
+    async def save(
+        self,
+        trainer: Trainer,
+        version: Version,
+        cursor: PromptCursor,
+        learned: Mapping[str, Any],
+    ) -> None:
+        """Writes trainer, version, prompt cursor and what the cost model has learned.
+
+        Then drops the oldest checkpoints beyond ``keep``.
+        """
         whole = self._folder / f"step_{version:06d}"
         partial = self._folder / f".partial-{whole.name}"
         await asyncio.to_thread(_begin, partial)
         await trainer.save(partial / _TRAINER)
-        state = {"schema": SCHEMA, "version": version, "cursor": asdict(cursor)}
+        state = {
+            "schema": SCHEMA,
+            "version": version,
+            "cursor": asdict(cursor),
+            "learned": learned,
+        }
         await asyncio.to_thread(_commit, partial, whole, state)
         # The one just written stays, also where a resume from an older one left newer ones.
         others = [path for path in list_checkpoints(self._folder) if path != whole]
@@ -93,8 +121,8 @@ def find_checkpoint(resume: str, run_dir: Path) -> Path | None:
     return newest
 
 
-def read_state(checkpoint: Path) -> tuple[Version, PromptCursor]:
-    """Version and prompt cursor of a checkpoint.
+def read_state(checkpoint: Path) -> Origin:
+    """The state that a checkpoint holds beside the trainer's files.
 
     Raises:
         CheckpointError: where its state cannot be read, or is of another schema.
@@ -109,7 +137,10 @@ def read_state(checkpoint: Path) -> tuple[Version, PromptCursor]:
             next_position=GroupId(state["cursor"]["next_position"]),
             pending=tuple(GroupId(g) for g in state["cursor"]["pending"]),
         )
-        return Version(state["version"]), cursor
+        learned = state.get("learned")  # checkpoints of earlier versions have none
+        if not isinstance(learned, dict | None):
+            raise CheckpointError(f"{checkpoint / _STATE}: 'learned' is no table of values")
+        return Origin(version=Version(state["version"]), cursor=cursor, learned=learned)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{checkpoint / _STATE} cannot be read: {error!r}") from error
 
@@ -120,7 +151,7 @@ def _begin(partial: Path) -> None:
 
 
 def _commit(partial: Path, whole: Path, state: dict[str, object]) -> None:
-    (partial / _STATE).write_text(json.dumps(state, indent=2) + "\n")
+    (partial / _STATE).write_text(json.dumps(state) + "\n")
     for path in [*partial.rglob("*"), partial]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

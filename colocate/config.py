@@ -426,9 +426,9 @@ class SchedulerConfig(Section):
         0.0, description="How long a swap may be held for partials that it would expire."
     )
     warmup_swaps: PositiveInt = Field(
-        2,
-        description="`adaptive`: swaps taken like `interval` with one batch before what was "
-        "learned is relied upon.",
+        1,
+        description="`adaptive`: swaps to be seen before their measured cost is relied upon. Until "
+        "then a swap is taken to cost as much time as the rollout has taken so far.",
     )
     hysteresis: Fraction = Field(
         0.05,

@@ -64,7 +64,13 @@ CLOCK_TICK_S = 1e-6
 class Checkpoints(Protocol):
     """Where checkpoints are kept; the folder of one holds the trainer's own files too."""
 
-    async def save(self, trainer: Trainer, version: Version, cursor: PromptCursor) -> None: ...
+    async def save(
+        self,
+        trainer: Trainer,
+        version: Version,
+        cursor: PromptCursor,
+        learned: Mapping[str, Any],
+    ) -> None: ...
 
     async def restore(self, trainer: Trainer, version: Version) -> None: ...
 
@@ -419,9 +425,7 @@ class Driver:
     async def _offload(self, action: act.OffloadTrainer) -> None:
         # The checkpoint comes first: optimizer state must still be where DeepSpeed looks for it.
         if action.checkpoint is not None:
-            await self._ports.checkpoints.save(
-                self._ports.trainer, action.version, action.checkpoint
-            )
+            await self._write_checkpoint(action.version, action.checkpoint)
         if action.expect:
             await self._ports.transfer.expect()
         if action.parts:
@@ -494,7 +498,11 @@ class Driver:
 
     async def _save(self, version: Version, cursor: PromptCursor) -> None:
         await self._ports.trainer.load()
-        await self._ports.checkpoints.save(self._ports.trainer, version, cursor)
+        await self._write_checkpoint(version, cursor)
+
+    async def _write_checkpoint(self, version: Version, cursor: PromptCursor) -> None:
+        learned = self.scheduler.costs.snapshot()
+        await self._ports.checkpoints.save(self._ports.trainer, version, cursor, learned)
 
     def _report_closed(self) -> None:
         if not self._closed.is_set():

@@ -37,6 +37,12 @@ ASKS_PER_CYCLE = 16
 LONGEST_HORIZON = 2.0
 """In lengths of the cycle so far; what lies beyond it cannot make up for its wait."""
 
+ROUNDING = 0.02
+"""Of a batch: what expectations may lack of a whole one."""
+
+ASSUMED_SWAP = 2.0
+"""What a swap is taken to cost before one was seen, in lengths of the rollout so far."""
+
 MAX_GROUPS = 256
 """Of more incomplete groups than this, an evenly spaced part is looked at."""
 
@@ -55,7 +61,7 @@ class Adaptive:
     """Remembers, within one rollout, when to ask again and whether leaving was indicated before.
 
     Args:
-        warmup_swaps: Swaps taken like ``interval`` 1 before what was learned is relied upon.
+        warmup_swaps: Swaps that are seen before their measured cost is relied upon.
         hysteresis: Within this share of the average, leaving must be indicated twice.
     """
 
@@ -90,20 +96,50 @@ class Adaptive:
         if ready == min(view.max_batches, view.num_steps_left):
             return Swap(ready, self._why(view, "as many batches are ready as may be trained"))
         if view.num_unfinished == 0:
-            num_batches, _ = self._choose(view, ready)
+            num_batches, _ = self._choose(view, self._predict(view), ready)
             return Swap(num_batches, self._why(view, "nothing is unfinished"))
-        if self._costs.num_cycles < self._warmup_swaps:
-            return Swap(1, self._why(view, "too little is known yet: as interval 1"))
         is_news = ready != self._num_ready
         if view.time_s < self._ask_at_s and not is_news:
             return Stay(until_s=self._ask_at_s)
-        return self._weigh(view, ready, is_news=is_news)
-
-    def _weigh(self, view: RolloutView, ready: int, *, is_news: bool) -> Swap | Stay:
-        swap = self._costs.predict_swap()
+        swap = self._predict(view)
         rollout_s = view.time_s - view.rollout_started_s
         again_s = view.time_s + max(1e-3, (rollout_s + swap.total_s.value) / ASKS_PER_CYCLE)
-        num_batches, loss = self._choose(view, ready)
+        if view.suffices:
+            return self._finish(view, swap, ready, again_s)
+        return self._weigh(view, swap, ready, again_s, is_news=is_news)
+
+    def _predict(self, view: RolloutView) -> SwapCost:
+        """What a swap would cost now; before enough of them were seen, in proportion.
+
+        Like the rule for renting skis: whatever the swap turns out to cost, what was waited in vain
+        is in proportion to what the rollout took. It errs to the long side: an early swap that
+        turns out dear costs more than some idle time, once.
+        """
+        swap = self._costs.predict_swap()
+        if self._costs.num_cycles >= self._warmup_swaps:
+            return swap
+        rollout_s = view.time_s - view.rollout_started_s
+        return SwapCost.assumed(ASSUMED_SWAP * rollout_s, swap.reprefill_s)
+
+    def _finish(self, view: RolloutView, swap: SwapCost, ready: int, again_s: float) -> Swap | Stay:
+        """Nobody new is needed: a swap now would be one more, and would not fill the engine.
+
+        It pays only where all that are left wait for environments, and more likely than not for
+        longer than it takes: they wait while it trains as well.
+        """
+        workload = self._costs.workload
+        self._ask_at_s, self._num_ready = again_s, ready
+        busy = workload.num_decoding or workload.num_queued
+        if busy or workload.quiet_chance(view.time_s, swap.total_s.value) < 0.5:
+            return Stay(until_s=again_s)
+        num_batches, loss = self._choose(view, swap, ready)
+        reason = "all that are left wait for environments, for longer than a swap takes"
+        return Swap(num_batches, self._why(view, reason, swap=swap, loss=loss))
+
+    def _weigh(
+        self, view: RolloutView, swap: SwapCost, ready: int, again_s: float, *, is_news: bool
+    ) -> Swap | Stay:
+        num_batches, loss = self._choose(view, swap, ready)
         score = self._score(view, swap, num_batches, loss)
         indicated = score.share < self._hysteresis if self._was_indicated else score.share <= 0
         if indicated and (self._was_indicated or score.share < -self._hysteresis):
@@ -112,7 +148,7 @@ class Adaptive:
         self._ask_at_s, self._num_ready = again_s, ready
         return Stay(until_s=again_s, why=score.why if is_news else None)
 
-    def _choose(self, view: RolloutView, ready: int) -> tuple[int, Loss]:
+    def _choose(self, view: RolloutView, swap: SwapCost, ready: int) -> tuple[int, Loss]:
         """How many of the ready batches to train.
 
         Each batch more makes place for new trajectories and bears its share of the swap's cost;
@@ -120,10 +156,9 @@ class Adaptive:
         """
         costs = self._costs
         rollout_s = view.time_s - view.rollout_started_s
-        swap = costs.predict_swap()
         average = costs.cycle_rate(rollout_s, view.time_s, swap)
         share = average * swap.total_s.value / ready
-        worth = costs.place_tokens() * self._group_size * self._groups_per_step + share
+        worth = costs.place_tokens(rollout_s) * self._group_size * self._groups_per_step + share
         best: tuple[float, int, Loss] | None = None
         for num_batches in range(ready, 0, -1):
             loss = view.loss_of(num_batches)
@@ -147,25 +182,30 @@ class Adaptive:
             average=average,
             loss=loss,
         )
-        rate_now = decode_rate.value * (1 - costs.place_share())
+        if average <= 0:  # nothing was sampled yet, in this cycle or before
+            return _Score(1.0, None, numbers)
+        share_of_place = costs.place_share(rollout_s)
+        rate_now = decode_rate.value * (1 - share_of_place)
         if not loss.num_tokens and rate_now > average * (1 + self._hysteresis):
             return _Score(rate_now / average - 1, None, numbers)
         longest_s = LONGEST_HORIZON * (rollout_s + swap.total_s.value)
         best, best_horizon = -1.0, None
         ready = min(view.num_ready_batches, view.max_batches)
         batch_size = self._group_size * self._groups_per_step
-        groups, turn_s, place = view.groups(), workload.turn_s(), costs.place_tokens()
+        groups, turn_s, place = view.groups(), workload.turn_s(), costs.place_tokens(rollout_s)
         for outlook in look_ahead(
             workload,
             time_s=view.time_s,
             longest_s=longest_s,
             max_requests=self._max_requests,
         ):
-            advantage = self._advantage(view, outlook, average, loss, turn_s)
             batches = self._batches_at(view, groups, outlook.horizon_s, turn_s)
             further = max(0, min(batches, view.max_batches) - ready)
+            rescued = self._rescued(view.time_s, outlook, loss, turn_s)
+            advantage = self._advantage(view, outlook, average, loss, rescued)
             advantage += place * further * batch_size
-            advantage -= costs.place_share() * outlook.num_tokens
+            advantage -= share_of_place * outlook.num_tokens
+            advantage += average * swap.total_s.value * _evenness(view, ready, further)
             share = advantage / (average * outlook.horizon_s)
             if share > best:
                 best, best_horizon = share, outlook
@@ -188,10 +228,12 @@ class Adaptive:
                 if chance < 1e-3:
                     break
             expected += chance
-        return int((groups.num_complete + expected * stride) / self._groups_per_step)
+        complete = groups.num_complete + expected * stride
+        # Rounded down: the best of many horizons is sought, which finds what errs on the high side.
+        return int(complete / self._groups_per_step + ROUNDING)
 
     def _advantage(
-        self, view: RolloutView, outlook: Outlook, average: float, loss: Loss, turn_s: float
+        self, view: RolloutView, outlook: Outlook, average: float, loss: Loss, rescued: float
     ) -> float:
         workload = self._costs.workload
         tokens = outlook.num_tokens
@@ -200,7 +242,6 @@ class Adaptive:
         shorter = workload.num_parked_context * min(1.0, outlook.num_finished / unfinished)
         saved = workload.decode.prefill_s(1).times(shorter - tokens)
         saved_s = saved.value if math.isfinite(saved.error) else 0.0
-        rescued = self._rescued(view.time_s, outlook, loss, turn_s)
         wasted = tokens * loss.num_unfinished / unfinished * (1 - rescued)
         return (
             tokens
@@ -211,7 +252,7 @@ class Adaptive:
         )
 
     def _rescued(self, time_s: float, outlook: Outlook, loss: Loss, turn_s: float) -> float:
-        """The share of the tokens at stake whose groups would be complete by then."""
+        """The share of the tokens at stake whose groups would be complete by then, and trained."""
         if not loss.num_tokens:
             return 0.0
         saved = 0.0
@@ -239,8 +280,8 @@ class Adaptive:
         swap = swap or self._costs.predict_swap()
         rate = workload.decode.rate(min(workload.num_decoding, self._max_requests))
         known = self._costs.num_cycles > 0
+        rollout_s = view.time_s - view.rollout_started_s
         if average is None and known:
-            rollout_s = view.time_s - view.rollout_started_s
             average = self._costs.cycle_rate(rollout_s, view.time_s, swap)
         return Why(
             reason=reason,
@@ -250,8 +291,22 @@ class Adaptive:
             swap_cost_error_s=_known(swap.total_s.error, swap.total_s.error) if known else None,
             reprefill_s=_known(swap.reprefill_s.value, swap.reprefill_s.error),
             lost_tokens=None if loss is None else loss.num_tokens,
-            place_tokens=_round(self._costs.place_tokens()) if known else None,
+            place_tokens=_round(self._costs.place_tokens(rollout_s)) if known else None,
         )
+
+
+def _evenness(view: RolloutView, ready: int, further: int) -> float:
+    """By how many swaps more than on average it pays to wait for further batches.
+
+    The steps that are left take a whole number of swaps. With ``s`` of them left, ``b`` batches a
+    swap instead of ``j`` save ``ceil(s / j) - ceil(s / b)`` swaps over ``ceil(s / b)`` cycles. The
+    average, which knows no end, counts ``b / j - 1`` a cycle.
+    """
+    if further < 1:
+        return 0.0
+    left = view.num_steps_left
+    num_swaps, num_fewer = math.ceil(left / ready), math.ceil(left / (ready + further))
+    return num_swaps / num_fewer - (ready + further) / ready
 
 
 def _known(value: float, error: float) -> float | None:

@@ -6,7 +6,7 @@ leased and expired together, and a slot whose trajectory was lost is refilled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from colocate.core import staleness
@@ -266,6 +266,21 @@ class Buffer:
         batches = [[complete[i] for i in batch] for batch in chosen]
         self._planned[version, max_batches] = batches
         return batches
+
+    def plan_with(
+        self, incomplete: Sequence[GroupId], version: Version, num_batches: int
+    ) -> list[GroupId]:
+        """Those of the incomplete groups that ``plan`` would hold if all of them were complete."""
+        candidates = [*self._complete, *incomplete]
+        chosen = staleness.assign_batches(
+            [self.oldest(group) for group in candidates],
+            version=version,
+            max_staleness=self._max_staleness,
+            groups_per_batch=self._groups_per_step,
+            max_batches=num_batches,
+        )
+        first = len(self._complete)
+        return [candidates[i] for batch in chosen for i in batch if i >= first]
 
     def num_fillable_batches(self, version: Version, max_batches: int) -> int:
         """Batches that would be trained if every resident trajectory were finished in time.

@@ -36,6 +36,11 @@ class SwapCost:
     phase_s: Mapping[Phase, Estimate]
     reprefill_s: Estimate
 
+    @classmethod
+    def assumed(cls, seconds: float, reprefill_s: Estimate) -> SwapCost:
+        """Before one was seen: the whole is a guess, and its error is not known."""
+        return cls(phase_s={Phase.PARKING: Estimate(seconds, math.inf)}, reprefill_s=reprefill_s)
+
     @property
     def moves_s(self) -> Estimate:
         """Park, sleep, load, offload, reload, publish, wake."""
@@ -70,8 +75,9 @@ class CostModel:
         self._rollout_s: float | None = None
         self._rollouts_s = 0.0
         self._decoding_s = 0.0
-        self._places = 0.0
+        self._resident_s = 0.0
         self._num_begun = 0
+        self._is_first = True
         self._decoding_before_s = 0.0
         # Where the present cycle began.
         self._generated_before = 0
@@ -148,26 +154,30 @@ class CostModel:
         tokens = self._tokens + max(0.0, self.useful_tokens(time_s))
         return tokens / max(1e-9, self._seconds + max(0.0, spent_s))
 
-    def place_tokens(self) -> float:
+    def place_tokens(self, rollout_s: float) -> float:
         """What one trajectory more in the rollout to come would bring, in tokens.
 
-        It decodes for as long as those of past rollouts did, on average over all that were
-        unfinished when they began, and adds to the engine's rate what one more adds to it.
+        It adds to the engine's rate what one request more adds to it, for as much of the time as
+        the residents of past rollouts have decoded, on average.
+
+        Args:
+            rollout_s: How long the rollout to come will be, as far as is known.
         """
-        if not self._places or not self._rollouts_s:
+        if not self._resident_s or not self._rollouts_s:
             return 0.0
         concurrency = max(1.0, self._decoding_s / self._rollouts_s)
-        brings = self.workload.decode.marginal_rate(concurrency) * self._decoding_s / self._places
+        decodes = self._decoding_s / self._resident_s
+        brings = self.workload.decode.marginal_rate(concurrency) * decodes * rollout_s
         return min(brings, self._mean_tokens())
 
-    def place_share(self) -> float:
+    def place_share(self, rollout_s: float) -> float:
         """``place_tokens`` as a share of a whole trajectory's tokens, at most 1.
 
         Near 1 the engine has room, and what limits the run is how many trajectories are admitted;
         near 0 the engine is saturated, and it is of no use to admit more.
         """
         mean = self._mean_tokens()
-        return self.place_tokens() / mean if mean else 0.0
+        return self.place_tokens(rollout_s) / mean if mean else 0.0
 
     def _mean_tokens(self) -> float:
         """Of a trajectory that was trained."""
@@ -188,7 +198,7 @@ class CostModel:
             "seconds": self._seconds,
             "rollouts_s": self._rollouts_s,
             "decoding_s": self._decoding_s,
-            "places": self._places,
+            "resident_s": self._resident_s,
             "phases": {str(phase): line.snapshot() for phase, line in self._phases.items()},
             "bytes": {str(phase): size for phase, size in self._bytes.items()},
             "parts": {str(part): size for part, size in self._parts.items()},
@@ -197,23 +207,33 @@ class CostModel:
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Raises:
-        ValueError: where the data is of another schema.
+        """Takes up what another run's model had learned; for a model that has seen nothing yet.
+
+        Raises:
+            ValueError: where the data is of another schema, or no snapshot; nothing was changed.
         """
         if data.get("schema") != SCHEMA:
             raise ValueError(f"a cost model of schema {data.get('schema')}, not {SCHEMA}")
+        whole = CostModel()
+        try:
+            whole._read(data)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ValueError(f"no snapshot of a cost model: {error!r}") from error
+        vars(self).update(vars(whole))
+
+    # Inside
+
+    def _read(self, data: Mapping[str, Any]) -> None:
         self.num_cycles = int(data["num_cycles"])
         self._tokens, self._seconds = float(data["tokens"]), float(data["seconds"])
         self._rollouts_s = float(data["rollouts_s"])
-        self._decoding_s, self._places = float(data["decoding_s"]), float(data["places"])
+        self._decoding_s, self._resident_s = float(data["decoding_s"]), float(data["resident_s"])
         for phase, points in data["phases"].items():
             self._phases[Phase(phase)].restore(points)
         self._bytes = {Phase(phase): float(size) for phase, size in data["bytes"].items()}
         self._parts = {Part(part): int(size) for part, size in data["parts"].items()}
         self._training.restore(data["training"])
         self.workload.restore(data["workload"])
-
-    # Inside
 
     def _reread_s(self) -> float:
         num_reread = self.workload.num_reread - self._reread_before
@@ -247,6 +267,10 @@ class CostModel:
             moves_s += took_s
         workload = self.workload
         if self._rollout_s is not None:
+            self.num_cycles += 1
+        # The first rollout begins with everybody at work, as no other does: what it brings no
+        # later one can bring, so that it is no part of the average.
+        if self._rollout_s is not None and not self._is_first:
             kept = 1 - 1 / MEMORY_CYCLES if self.num_cycles >= MIN_CYCLES else 1.0
             tokens = workload.num_generated - self._generated_before
             tokens -= workload.num_discarded - self._discarded_before
@@ -258,12 +282,12 @@ class CostModel:
             self._rollouts_s = kept * self._rollouts_s + self._rollout_s
             decoding_s = workload.decoding_s - self._decoding_before_s
             self._decoding_s = kept * self._decoding_s + decoding_s
-            self._places = kept * self._places + self._num_begun
-            self.num_cycles += 1
+            self._resident_s = kept * self._resident_s + self._num_begun * self._rollout_s
         self._rollout_s = None
         self._generated_before = workload.num_generated
         self._discarded_before = workload.num_discarded
         self._reread_before = workload.num_reread
         self._decoding_before_s = workload.decoding_s
         self._num_begun = workload.num_unfinished
+        self._is_first = False
         workload.decode.refresh()

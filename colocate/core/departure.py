@@ -47,6 +47,7 @@ class Departure:
             num_unfinished=self._num_unfinished(),
             num_steps_left=num_steps_left,
             max_batches=max_batches,
+            suffices=self._suffices(version, num_steps_left),
             loss_of=loss_of,
             groups=lambda: groups_of(self._buffer),
         )
@@ -76,6 +77,12 @@ class Departure:
             num_queued=workload.num_queued,
             **asdict(why),
         )
+
+    def _suffices(self, version: Version, num_steps_left: int) -> bool:
+        buffer = self._buffer
+        if buffer.num_groups < self._settings.groups_per_step * num_steps_left:
+            return False
+        return buffer.num_fillable_batches(version, num_steps_left) >= num_steps_left
 
     def _num_unfinished(self) -> int:
         """Of what is needed: as many groups as are spare may stay unfinished."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from colocate.core.phases import Phase
 from colocate.core.remedies import Remedy
@@ -44,12 +45,15 @@ class PromptCursor:
 class RunStarted(Event):
     """The first event of a journal.
 
-    ``version`` is above 0 where the run resumes from a checkpoint.
+    Attributes:
+        version: Above 0 where the run resumes from a checkpoint.
+        learned: What the cost model knew then (``CostModel.snapshot``); None: nothing.
     """
 
     settings: Settings
     version: Version = Version(0)
     cursor: PromptCursor = PromptCursor()
+    learned: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ class Loss:
     Attributes:
         num_tokens: Of all groups concerned.
         num_unfinished: Members of these groups that are still generated, or in environments.
-        groups: For each group its tokens, and its unfinished members.
+        groups: For each group that the swap would train if it were complete, its tokens and its
+            unfinished members. The others are too old for any batch that has room for them.
     """
 
     num_tokens: int = 0
@@ -53,6 +54,8 @@ class RolloutView:
             where all that are left belong to spare groups.
         num_steps_left: Training steps until the run is done.
         max_batches: The most that one training phase may take: the bound allows S + 1.
+        suffices: What is resident suffices for all steps that are left, so that a swap would let
+            nobody in.
         loss_of: What a swap that trains so many batches would make too stale.
         groups: Who blocks whom.
     """
@@ -63,6 +66,7 @@ class RolloutView:
     num_unfinished: int
     num_steps_left: int
     max_batches: int
+    suffices: bool = False
     loss_of: Callable[[int], Loss] = lambda _: NOTHING
     groups: Callable[[], Groups] = lambda: NO_GROUPS
 
@@ -124,18 +128,18 @@ class Stay:
 def loss_of_swap(buffer: Buffer, version: Version, num_batches: int) -> Loss:
     """What becomes too stale where a phase that begins at ``version`` trains ``num_batches``."""
     trained = {group for batch in buffer.plan(version, num_batches) for group in batch}
-    groups = []
-    for group in buffer.stale_groups(Version(version + num_batches)):
-        if group in trained:
-            continue
+    lost = [g for g in buffer.stale_groups(Version(version + num_batches)) if g not in trained]
+    tokens, unfinished = {}, {}
+    for group in lost:
         members = buffer.members(group)
-        num_tokens = sum(m.num_sampled_tokens for m in members if m.ending is not Ending.MASKED)
-        unfinished = tuple(m.id for m in members if m.is_unfinished)
-        groups.append((num_tokens, unfinished))
+        tokens[group] = sum(m.num_sampled_tokens for m in members if m.ending is not Ending.MASKED)
+        unfinished[group] = tuple(m.id for m in members if m.is_unfinished)
+    incomplete = [group for group in lost if unfinished[group]]
+    rescuable = buffer.plan_with(incomplete, version, num_batches)
     return Loss(
-        num_tokens=sum(n for n, _ in groups),
-        num_unfinished=sum(len(unfinished) for _, unfinished in groups),
-        groups=tuple(groups),
+        num_tokens=sum(tokens.values()),
+        num_unfinished=sum(len(members) for members in unfinished.values()),
+        groups=tuple((tokens[group], unfinished[group]) for group in rescuable),
     )
 
 

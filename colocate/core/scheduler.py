@@ -28,6 +28,7 @@ from colocate.core.actions import (
     EndTrajectory,
     StartTrajectory,
     SubmitRequest,
+    Warn,
 )
 from colocate.core.admission import PromptStream, RequestQueue
 from colocate.core.barren_groups import BarrenGroups
@@ -218,7 +219,15 @@ class Scheduler:
 
     def _run_started(self, event: RunStarted) -> list[Action]:
         self._prompts = PromptStream(event.cursor)
-        return self.swapper.start(event, cursor=self._cursor)
+        actions = self.swapper.start(event, cursor=self._cursor)
+        if event.learned is not None:
+            try:
+                self.costs.restore(event.learned)
+            except ValueError as error:
+                text = f"what the run had learned of its costs is learned anew: {error}"
+                self.books.warnings.append(text)
+                actions.append(Warn(message=text))
+        return actions
 
     def _cursor(self) -> PromptCursor:
         assert self._prompts is not None

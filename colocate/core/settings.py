@@ -31,7 +31,7 @@ class Settings:
     swap_interval: int = 1
     period_s: float | None = None
     expiry_grace_s: float = 0.0
-    warmup_swaps: int = 2
+    warmup_swaps: int = 1
     hysteresis: float = 0.05
     max_inflight: int | None = None
     on_stale: Literal["expire", "restart"] = "expire"

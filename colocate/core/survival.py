@@ -27,6 +27,9 @@ class Survival:
         self._cut = [0.0] * size
         self._num_ended = 0.0
         self._curve: list[float] | None = None
+        # Upper edge of each bin.
+        self._edges = [smallest * math.exp2(i / BINS_PER_OCTAVE) for i in range(size)]
+        self._quantiles: dict[float, float] = {}
 
     @property
     def num_ended(self) -> float:
@@ -57,8 +60,7 @@ class Survival:
             return 1.0 - (1.0 - curve[0]) * x / self._smallest
         index = int(position)
         if index + 1 >= len(curve):
-            edge = self._edge(len(curve) - 1)
-            return curve[-1] * edge / x
+            return curve[-1] * self._edges[len(curve) - 1] / x
         here, there = curve[index], curve[index + 1]
         return here + (there - here) * (position - index)
 
@@ -70,9 +72,14 @@ class Survival:
     def quantile(self, q: float) -> float:
         """The x that a share ``q`` does not outlast."""
         curve = self._curve or self._make_curve()
+        known = self._quantiles.get(q)
+        if known is None:
+            known = self._quantiles[q] = self._find_quantile(curve, q)
+        return known
+
+    def _find_quantile(self, curve: Sequence[float], q: float) -> float:
         before, left = 1.0, 0.0
-        for index, share in enumerate(curve):
-            right = self._edge(index)
+        for right, share in zip(self._edges, curve, strict=False):
             if share <= 1 - q:
                 return left + (right - left) * (before - (1 - q)) / max(1e-12, before - share)
             before, left = share, right
@@ -82,8 +89,8 @@ class Survival:
         """Of what was seen to end or be cut off, up to ``limit``: the area under the curve."""
         curve = self._curve or self._make_curve()
         area, left, share = 0.0, 0.0, 1.0
-        for index, there in enumerate(curve):
-            right = min(limit, self._edge(index))
+        for edge, there in zip(self._edges, curve, strict=False):
+            right = min(limit, edge)
             area += (right - left) * (share + there) / 2
             left, share = right, there
             if right >= limit or share <= 0:
@@ -114,10 +121,6 @@ class Survival:
         index = 1 + int(math.log(lasted / self._smallest) / _LN2 * BINS_PER_OCTAVE)
         return min(index, len(self._ended) - 1)
 
-    def _edge(self, index: int) -> float:
-        """Upper edge of bin ``index``."""
-        return self._smallest * math.exp2(index / BINS_PER_OCTAVE)
-
     def _make_curve(self) -> list[float]:
         """``curve[i]`` = P(lasts longer than bin i's upper edge), up to the last bin with an end.
 
@@ -133,6 +136,7 @@ class Survival:
             curve.append(share)
             at_risk -= ended + cut
         self._curve = curve
+        self._quantiles.clear()
         return curve
 
 

@@ -155,9 +155,9 @@ class Workload:
             case StartTrajectory():
                 self._leave(self._members.get(action.trajectory))
                 self._discard(action.trajectory)
-                begun = _Member(action.attempt, Stage.DONE, time_s)
+                begun = _Member(action.attempt, Stage.BEGINNING, time_s)
                 self._members[action.trajectory] = begun
-                self._move(begun, Stage.BEGINNING, time_s)
+                self._enter(begun)
             case SubmitRequest():
                 self._submit(action, time_s)
             case EndTrajectory():
@@ -198,6 +198,14 @@ class Workload:
             before = member.num_turn_tokens if member else 0
             ages.append(before + (time_s - request.began_s) / token_s)
         return ages
+
+    def quiet_chance(self, time_s: float, ahead_s: float) -> float:
+        """P(no environment answers within ``ahead_s``)."""
+        chance = 1.0
+        for stage, lasting in ((Stage.WAITING, self.step_s), (Stage.BEGINNING, self.begin_s)):
+            for age_s in self.ages(stage, time_s):
+                chance *= lasting.still(age_s, ahead_s)
+        return chance
 
     def end_hazard(self) -> float:
         """Mean P(over at the next answer) of the unfinished."""
@@ -276,6 +284,10 @@ class Workload:
     def _move(self, member: _Member, stage: Stage, time_s: float) -> None:
         self._leave(member)
         member.stage, member.since_s = stage, time_s
+        self._enter(member)
+
+    def _enter(self, member: _Member) -> None:
+        stage = member.stage
         self.num_waiting += stage in (Stage.BEGINNING, Stage.WAITING)
         self.num_queued += stage is Stage.QUEUED
         if stage is not Stage.DONE and member.num_tokens:
@@ -301,10 +313,10 @@ class Workload:
         if member.turn:
             self.turns.observe(member.turn, is_over=False)
         self._leave(member)
-        member.stage = Stage.DONE  # it has left its stage; the next line enters another
         member.num_context = event.num_context_tokens
         member.num_turn_tokens = 0
-        self._move(member, Stage.QUEUED, event.time_s)
+        member.stage, member.since_s = Stage.QUEUED, event.time_s
+        self._enter(member)
 
     def _submit(self, action: SubmitRequest, time_s: float) -> None:
         member = self._members.get(action.trajectory)
@@ -342,17 +354,18 @@ class Workload:
             self.num_reread += max(0, member.num_context - event.num_cached_tokens)
             member.resumed = False
         self._leave(member)
-        member.stage = Stage.DONE
         member.num_tokens += num_tokens
         member.num_turn_tokens += num_tokens
         member.num_context += num_tokens
         member.num_cached, member.epoch = member.num_context, self._epoch
+        member.since_s = event.time_s
         if event.finish_reason is FinishReason.ABORT:
-            self._move(member, Stage.QUEUED, event.time_s)
-            return
-        self.turn_tokens.end(member.num_turn_tokens)
-        member.turn += 1
-        self._move(member, Stage.WAITING, event.time_s)
+            member.stage = Stage.QUEUED
+        else:
+            self.turn_tokens.end(member.num_turn_tokens)
+            member.turn += 1
+            member.stage = Stage.WAITING
+        self._enter(member)
 
     def _observe(self, request: _Request, event: RequestEnded, num_tokens: int) -> None:
         duration_s = event.time_s - request.began_s

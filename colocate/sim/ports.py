@@ -11,6 +11,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from colocate.core.events import PromptCursor
 from colocate.core.memory import EVICTED
@@ -326,10 +327,18 @@ class SimCheckpoints:
 
     def __init__(self) -> None:
         self.saved: dict[Version, PromptCursor] = {}
+        self.learned: dict[Version, dict[str, Any]] = {}
 
-    async def save(self, trainer: Trainer, version: Version, cursor: PromptCursor) -> None:
+    async def save(
+        self,
+        trainer: Trainer,
+        version: Version,
+        cursor: PromptCursor,
+        learned: Mapping[str, Any],
+    ) -> None:
         await trainer.save(Path(f"step_{version}"))
         self.saved[version] = cursor
+        self.learned[version] = dict(learned)
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
         await trainer.restore(Path(f"step_{version}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,13 @@ class Simulation:
     def _make_driver(self) -> Driver:
         return Driver(self.scheduler, self.ports, self._rules(), self._journal, self._observers)
 
-    async def run(self, *, version: Version = FRESH, cursor: PromptCursor | None = None) -> Outcome:
+    async def run(
+        self,
+        *,
+        version: Version = FRESH,
+        cursor: PromptCursor | None = None,
+        learned: Mapping[str, Any] | None = None,
+    ) -> Outcome:
         """Runs to the end; ``version`` above 0 resumes there."""
         self.trainer.version = version
         started = RunStarted(
@@ -89,6 +95,7 @@ class Simulation:
             settings=self.settings,
             version=version,
             cursor=cursor or PromptCursor(),
+            learned=learned,
         )
         outcome = await self.driver.run(started)
         # Environments close in the tasks that the driver has already awaited.

@@ -12,6 +12,7 @@ from colocate.app import run
 from colocate.checkpoints import (
     CheckpointError,
     FolderCheckpoints,
+    Origin,
     find_checkpoint,
     list_checkpoints,
     read_state,
@@ -19,12 +20,15 @@ from colocate.checkpoints import (
 from colocate.cli.compose import plan_jobs
 from colocate.cli.train import parse
 from colocate.config import RunConfig
+from colocate.core.cost import CostModel
 from colocate.core.events import PromptCursor
 from colocate.core.types import GroupId, Version
 from colocate.preflight import validate
 from colocate.sim.ports import SimTrainer, SimTrainerSettings
 
 CURSOR = PromptCursor(next_position=GroupId(9), pending=(GroupId(4), GroupId(7)))
+CURSOR_STATE = {"next_position": 9, "pending": []}
+LEARNED = CostModel().snapshot()
 
 
 def quickstart(**changes: object) -> RunConfig:
@@ -48,7 +52,7 @@ def save(run_dir: Path, *versions: int, keep: int = 2) -> None:
     checkpoints = FolderCheckpoints(run_dir, keep=keep)
     for version in versions:
         trainer.version = Version(version)
-        asyncio.run(checkpoints.save(trainer, Version(version), CURSOR))
+        asyncio.run(checkpoints.save(trainer, Version(version), CURSOR, LEARNED))
 
 
 def names(run_dir: Path) -> list[str]:
@@ -60,7 +64,16 @@ def test_the_newest_checkpoints_are_kept_by_number_and_not_by_name(tmp_path: Pat
     assert names(tmp_path) == ["step_000010", "step_1000000"]
     found = find_checkpoint("auto", tmp_path)
     assert found is not None
-    assert read_state(found) == (1_000_000, CURSOR)
+    assert read_state(found) == Origin(version=Version(1_000_000), cursor=CURSOR, learned=LEARNED)
+
+
+def test_a_checkpoint_of_before_costs_were_kept_can_be_resumed(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    state = tmp_path / "checkpoints" / "step_000003" / "state.json"
+    content = json.loads(state.read_text())
+    del content["learned"]
+    state.write_text(json.dumps(content))
+    assert read_state(state.parent) == Origin(version=Version(3), cursor=CURSOR)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -82,7 +95,7 @@ def test_a_checkpoint_that_was_being_written_is_never_taken_for_whole(tmp_path: 
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        asyncio.run(FolderCheckpoints(tmp_path, keep=2).save(Dying(), Version(4), CURSOR))
+        asyncio.run(FolderCheckpoints(tmp_path, keep=2).save(Dying(), Version(4), CURSOR, LEARNED))
     assert names(tmp_path) == ["step_000003"]
     save(tmp_path, 4)
     assert names(tmp_path) == ["step_000003", "step_000004"]
@@ -117,7 +130,13 @@ def test_a_folder_with_another_run_in_it_is_refused(
 
 @pytest.mark.parametrize(
     "state",
-    ["", "{}", json.dumps({"schema": 99}), json.dumps({"schema": 1, "version": 3, "cursor": 7})],
+    [
+        "",
+        "{}",
+        json.dumps({"schema": 99}),
+        json.dumps({"schema": 1, "version": 3, "cursor": 7}),
+        json.dumps({"schema": 1, "version": 3, "cursor": CURSOR_STATE, "learned": 7}),
+    ],
 )
 def test_a_checkpoint_whose_state_cannot_be_read_is_refused_before_anything_is_moved(
     tmp_path: Path, state: str, capsys: pytest.CaptureFixture[str]

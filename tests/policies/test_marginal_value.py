@@ -38,7 +38,7 @@ TOKEN_S = 0.02
 class EndlessPlaces(CostModel):
     """Each cycle of this world begins with as many trajectories, whatever the last one left."""
 
-    def place_tokens(self) -> float:
+    def place_tokens(self, rollout_s: float) -> float:
         return 0.0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from colocate.core import events as ev
+from colocate.core.actions import CloseSwap
 from colocate.core.eviction import MIN_PEAKS
 from colocate.core.phases import Phase
 from colocate.core.settings import Settings
@@ -231,6 +232,49 @@ def test_a_resumed_run_trains_each_prompt_once_over_both_lives(tmp_path: Path) -
     assert set(per_group.values()) == {settings.group_size}
     assert second.trainer.version == 10
     assert replay(second_dir).violations == []
+
+
+def test_a_resumed_run_knows_what_the_run_had_learned_and_its_journal_replays(
+    tmp_path: Path,
+) -> None:
+    settings = dataclasses.replace(BASE, steps=12, policy="adaptive", checkpoint_every_steps=4)
+    first_dir, second_dir = tmp_path / "first", tmp_path / "second"
+    first_dir.mkdir()
+    second_dir.mkdir()
+    first, _ = simulate(first_dir, settings)
+    version = min(first.checkpoints.saved)
+    learned = json.loads(json.dumps(first.checkpoints.learned[version]))
+
+    async def again() -> Simulation:
+        simulation = Simulation(settings, SimSettings(), second_dir / "events.jsonl")
+        outcome = await simulation.run(
+            version=version, cursor=first.checkpoints.saved[version], learned=learned
+        )
+        assert outcome.status == "completed"
+        return simulation
+
+    assert learned["num_cycles"] > 0
+    second = run_virtual(again())
+    assert second.scheduler.costs.num_cycles > learned["num_cycles"]
+    entries = list(read_journal(second_dir / "events.jsonl"))
+    first_swap = next(a for e in entries for a in e.actions if isinstance(a, CloseSwap))
+    assert first_swap.predicted_cost_s is not None, "the first swap is predicted already"
+    assert replay(second_dir).violations == []
+
+
+@pytest.mark.parametrize("learned", [{"schema": 99}, {"schema": 1}, {"schema": 1, "tokens": []}])
+def test_what_cannot_be_read_of_the_costs_is_learned_anew_and_a_person_is_told(
+    learned: dict[str, Any], tmp_path: Path
+) -> None:
+    async def main() -> Simulation:
+        simulation = Simulation(BASE, SimSettings(), tmp_path / "events.jsonl")
+        await simulation.run(version=Version(1), learned=learned)
+        return simulation
+
+    simulation = run_virtual(main())
+    (warning,) = simulation.scheduler.summary()["warnings"]
+    assert "learned anew" in warning
+    assert replay(tmp_path).violations == []
 
 
 def test_the_engine_of_a_resumed_run_serves_nothing_before_the_checkpoint_is_published(
