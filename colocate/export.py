@@ -71,7 +71,7 @@ def _find(source: Path) -> tuple[Path, Version]:
         ) from error
     assert checkpoint is not None
     try:
-        version, _ = read_state(checkpoint)
+        version = read_state(checkpoint).version
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     return checkpoint.absolute(), version
