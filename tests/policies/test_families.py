@@ -12,6 +12,8 @@ import pytest
 from tools.policy_bench.compare import INTERVALS, Comparison, compare, worst
 from tools.policy_bench.families import FAMILIES
 
+pytestmark = pytest.mark.timeout(3600)
+
 AIM = 0.97
 
 NOT_YET = {
@@ -44,7 +46,6 @@ def all_families() -> Sequence[Comparison]:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adaptive_comes_near_it_in_every_family(
     name: str, all_families: Sequence[Comparison]
@@ -54,7 +55,6 @@ def test_adaptive_comes_near_it_in_every_family(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(3600)
 def test_the_worst_family_of_adaptive_is_better_than_the_worst_of_every_fixed_interval(
     all_families: Sequence[Comparison],
 ) -> None:
