@@ -1,0 +1,1 @@
+"""Runs programs that a model wrote, and contains them: see ``run`` and ``docs/security.md``."""

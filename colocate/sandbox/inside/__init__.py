@@ -1,0 +1,1 @@
+"""What runs between the caller and the program: started afresh, standard library only."""
