@@ -20,7 +20,7 @@ import tempfile
 import traceback
 from typing import Any
 
-from colocate.sandbox.inside import namespaces, seccomp, syscalls, view
+from colocate.sandbox.inside import namespaces, seccomp, syscalls, usage, view
 from colocate.sandbox.inside.streams import write_all
 from colocate.sandbox.inside.warden import CallerGoneError, Warden
 from colocate.sandbox.inside.wire import FAULT, Fault, Spec, pack, unpack
@@ -47,11 +47,14 @@ def _launch() -> None:
         _run_here(spec, stdin, files)
         return
     # Asked here, where there still is a /proc to tell.
-    owner = namespaces.NOBODY if namespaces.is_root() else None
-    namespaces.enter()
+    is_root = namespaces.is_root()
+    as_root = namespaces.enter()
+    owner = namespaces.NOBODY if is_root and as_root else None
+    # In the user namespace whose processes are counted: the warden, and this one if it made it.
+    own_tasks = 1 if as_root else 2
     warden = os.fork()
     if warden == 0:
-        _guarded(_run_inside, spec, stdin, files, owner)
+        _guarded(_run_inside, spec, stdin, files, owner, own_tasks)
         os._exit(0)
     os.close(_REPORT)
     os.waitpid(warden, 0)
@@ -67,20 +70,23 @@ def _leave_root() -> None:
         ) from error
 
 
-def _run_inside(spec: Spec, stdin: bytes, files: dict[str, bytes], owner: int | None) -> None:
+def _run_inside(
+    spec: Spec, stdin: bytes, files: dict[str, bytes], owner: int | None, own_tasks: int
+) -> None:
     view.enter(spec["readable"], spec["limits"], owner)
     namespaces.become_nobody()
     # Becoming another user would undo it. Should the launcher have died before: so has the caller,
     # and the end of its pipe tells.
     syscalls.die_with_parent(signal.SIGKILL)
-    Warden(spec, stdin, view.HOME, _CALLER, _REPORT).run(files)
+    Warden(spec, stdin, view.HOME, _CALLER, _REPORT).run(files, own_tasks)
 
 
 def _run_here(spec: Spec, stdin: bytes, files: dict[str, bytes]) -> None:
     home = tempfile.mkdtemp(prefix="colocate-sandbox-")
     spec["environment"] |= {"HOME": home, "TMPDIR": home}
     try:
-        Warden(spec, stdin, home, _CALLER, _REPORT).run(files)
+        own_tasks = usage.tasks_of_this_user()
+        Warden(spec, stdin, home, _CALLER, _REPORT).run(files, own_tasks)
     finally:
         _remove(home)
 

@@ -74,16 +74,19 @@ _OTHERS = (
 )
 
 
-def enter() -> None:
+def enter() -> bool:
     """Puts this process into new namespaces; the next child is the first of the new PID namespace.
 
-    Root remains root, and must call ``become_nobody`` when it has mounted what it wants.
+    Returns:
+        Whether that was done as root: then the user namespace is still to be made, by
+        ``become_nobody``, when what only root can reach has been mounted.
 
     Raises:
         UnavailableError: user namespaces are switched off or restricted.
     """
     try:
-        if not _enter_as_root():
+        as_root = _enter_as_root()
+        if not as_root:
             leave_root()
             _enter_user_namespace(_OTHERS)
         syscalls.set_hostname(b"sandbox")
@@ -91,6 +94,7 @@ def enter() -> None:
         raise UnavailableError(
             f"new namespaces are not allowed here ({error}); {remedy()}"
         ) from error
+    return as_root
 
 
 def become_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -63,3 +64,13 @@ def family(all_processes: list[Process], ancestor: int) -> list[Process]:
 def ended_children_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def tasks_of_this_user() -> int:
+    """Processes and threads on the machine that the kernel counts for this process's user."""
+    total = 0
+    for process in processes():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if os.stat(f"/proc/{process.pid}").st_uid == os.geteuid():
+                total += len(os.listdir(f"/proc/{process.pid}/task"))
+    return total

@@ -52,14 +52,17 @@ class Warden:
         self._peak_bytes = 0
         self._cpu_s = 0.0
 
-    def run(self, files: dict[str, bytes]) -> None:
+    def run(self, files: dict[str, bytes], other_tasks: int) -> None:
         """Runs the program to its end, and reports.
+
+        Args:
+            files: To put into the home.
+            other_tasks: Processes and threads that the kernel counts with the program's.
 
         Raises:
             CallerGoneError: the caller left; there is no report.
         """
         home_folder.put(self._home, files)
-        others = 1 if self._alone else _tasks_of_this_user()
         self._protect()
         their_stdin, our_stdin = os.pipe()
         our_stdout, their_stdout = os.pipe()
@@ -69,7 +72,7 @@ class Warden:
         began_s = time.monotonic()
         child = os.fork()
         if child == 0:
-            processes = self._limits["processes"] + others
+            processes = self._limits["processes"] + other_tasks
             program.become(self._spec, self._home, streams, their_trouble, processes)
         for descriptor in (*streams, their_trouble):
             os.close(descriptor)
@@ -194,13 +197,3 @@ class Warden:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(process.pid, signal.SIGKILL)
             time.sleep(_KILL_PAUSE_S)
-
-
-def _tasks_of_this_user() -> int:
-    """Processes and threads that the limit on them counts besides the program's."""
-    total = 0
-    for process in usage.processes():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if os.stat(f"/proc/{process.pid}").st_uid == os.geteuid():
-                total += len(os.listdir(f"/proc/{process.pid}/task"))
-    return total
