@@ -21,10 +21,10 @@ FIRST = [
     "test_contracts.py",
     "test_deepspeed_training.py",
     "test_whole_runs.py",
-    "test_broken_swaps.py",
     "test_publication.py",
     "test_deepspeed_residency.py",
     "test_vllm_swap.py",
+    "test_broken_swaps.py",
 ]
 """The most telling ones: where the time for tests is bounded, the last ones are left out."""
 

@@ -20,7 +20,8 @@ from colocate.core.types import Part
 from colocate.embedded.model import build_embedded_model
 from tests.patience import patient
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+# Nightly until it has been seen to pass as a whole: no machine was quick enough for it yet.
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("lora_lives.py")
@@ -75,7 +76,7 @@ def run_ranks(model: Path, folder: Path, num_ranks: int) -> dict[Any, dict[str, 
         for rank in ranks:
             rank.kill()
     assert statuses == [0] * num_ranks, "\n".join(log.read_text()[-3000:] for log in logs)
-    return torch.load(result)
+    return torch.load(result, weights_only=False)
 
 
 def in_float32(lives: Lives) -> Iterator[tuple[Any, dict[str, Any]]]:

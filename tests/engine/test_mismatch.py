@@ -23,7 +23,8 @@ from colocate.core.types import Version
 from colocate.embedded.model import build_embedded_model
 from colocate.ports import Generation, TrainingBatch, TrainingSample
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+# Nightly until it has been seen to pass as a whole: no machine was quick enough for it yet.
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="session")]
 
 TEMPERATURE = 0.8
 GROUPS, SIZE = 4, 4

@@ -32,7 +32,8 @@ from colocate.config import LoraConfig
 from colocate.core.types import TRAINER_PARTS, Part, SleepMode, Version
 from colocate.ports import WeightBucket
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+# Nightly until it has been seen to pass as a whole: no machine was quick enough for it yet.
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="session")]
 
 TOLERANCE = 1e-3
 PROMPT = [index % 17 for index in range(40)]

@@ -16,7 +16,8 @@ from colocate.config import EmbeddedModelConfig
 from colocate.embedded.model import build_embedded_model
 from tests.patience import patient
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+# Nightly until it has been seen to pass as a whole: no machine was quick enough for it yet.
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("step_gradients.py")
