@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,14 +29,15 @@ _UNTIL = float(os.environ.get("COLOCATE_TEST_UNTIL", "inf"))
 _LAST_TEST_S = 35 * 60
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-timeout's is a wrapper, and reads the mark
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Ends a test that would run on long after the time for tests is up."""
     marker = item.get_closest_marker("timeout")
     limit_s = marker.args[0] if marker else float(item.config.getini("timeout"))
     left_s = max(_UNTIL + _LAST_TEST_S - time.time(), 1.0)
     if left_s < limit_s:
         item.add_marker(pytest.mark.timeout(left_s), append=False)
+    return (yield)
 
 
 def pytest_runtest_setup() -> None:
