@@ -56,7 +56,7 @@ class EmbeddedModelConfig(Section):
     """A Qwen3-architecture transformer made from nothing, for tests and the quickstart."""
 
     hidden_size: PositiveInt = Field(128, description="Width of the residual stream.")
-    num_layers: PositiveInt = Field(2, description="Transformer blocks.")
+    num_layers: PositiveInt = Field(2, le=10_000, description="Transformer blocks.")
     intermediate_size: PositiveInt = Field(256, description="Width of the MLP.")
     num_attention_heads: PositiveInt = Field(
         4, description="Query heads; a multiple of the key and value heads."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.resource_tracker
 import os
 import shutil
 import signal
@@ -125,16 +126,15 @@ def sweep(mark: Mark, *, spare: Collection[int], patience_s: float) -> SweepRepo
 def own_helpers() -> set[int]:
     """This process, and the tracker that Python's multiprocessing started for it.
 
-    The tracker ends with the process it serves, and unlinks what that one forgot.
+    The tracker ends with the process it serves, and unlinks what that one forgot. Its command
+    line does not tell it from others in the moment between its fork and its exec: its number does.
     """
-    helpers = {os.getpid()}
-    for child in psutil.Process().children():
-        if _is_tracker(child):
-            helpers.add(child.pid)
-    return helpers
+    tracker: int | None = multiprocessing.resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    return {os.getpid()} | ({tracker} if tracker is not None else set())
 
 
 def _is_tracker(process: psutil.Process) -> bool:
+    """Of another process of the run, whose number nobody here knows."""
     try:
         return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
     except (psutil.NoSuchProcess, psutil.AccessDenied):

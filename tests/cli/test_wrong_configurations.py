@@ -109,6 +109,10 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
         [QUICKSTART, "memory.budget_bytes=1000000"],
         ["inference.kv_cache_memory_bytes", "memory.budget_bytes = 1000000"],
     ),
+    "a model that nobody could hold": (
+        [QUICKSTART, "model.embedded.num_layers=100000000"],
+        ["model.embedded.num_layers = 100000000", "10000"],
+    ),
     "weights above the budget": (
         [QUICKSTART, "model.embedded.num_layers=10000"],
         ["inference.kv_cache_memory_bytes", "weights of", "the trainer's state of"],
@@ -119,7 +123,8 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     ),
     "buckets above shared memory": (
         [
-            *(QUICKSTART, "model.embedded.num_layers=100000000"),
+            *(QUICKSTART, "model.embedded.hidden_size=1000000"),
+            "model.embedded.intermediate_size=1000000",
             "trainer.publish_bucket_bytes=1000000000000",
         ],
         ["trainer.publish_bucket_bytes = 1000000000000", "of /dev/shm, which has", "--shm-size"],

@@ -71,8 +71,11 @@ def test_two_runs_in_turn_do_not_end_each_others_processes(tmp_path: Path) -> No
     bystander.wait()
 
 
-def test_pythons_own_resource_tracker_is_spared(run_id: str, tmp_path: Path) -> None:
+def test_pythons_own_resource_tracker_is_spared(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracker = multiprocessing.resource_tracker.ResourceTracker()
+    monkeypatch.setattr(multiprocessing.resource_tracker, "_resource_tracker", tracker)
     guard = guard_for(run_id, tmp_path)
     guard.start()
     tracker.ensure_running()
