@@ -125,8 +125,7 @@ async def test_processor_time_and_memory_are_measured_over_all_processes() -> No
 
 async def test_runs_side_by_side_do_not_see_or_limit_each_other() -> None:
     script = (
-        "sleep 600 & sleep 600 & echo $0 > mine; sleep 0.3; "
-        "set -- /proc/[0-9]*; echo $#; cat mine"
+        "sleep 600 & sleep 600 & echo $0 > mine; sleep 0.3; set -- /proc/[0-9]*; echo $#; cat mine"
     )
     runs = [
         run(("sh", "-c", script, str(number)), limits=SandboxLimits(wall_s=60, processes=6))
