@@ -39,6 +39,7 @@ def export(
 
     Raises:
         ExportError: naming what is wrong, and the remedy.
+        OSError, SafetensorError: the target cannot be written; nothing is left there.
     """
     checkpoint, version = _find(source)
     run_dir = checkpoint.parent.parent
@@ -50,6 +51,7 @@ def export(
     partial = target.with_name(f".partial-{target.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
+        partial.mkdir(parents=True)  # what cannot be written is found before anything is read
         _write_model(checkpoint, base, partial, dtype)
         card = _card(run_dir, base=base, version=version, dtype=dtype, config=config)
         (partial / "README.md").write_text(card)

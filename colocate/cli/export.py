@@ -7,17 +7,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from colocate.export import ExportError, export
 
 
 def export_command(arguments: Sequence[str]) -> int:
-    """Returns the exit status: 2 where nothing was written."""
+    """Returns the exit status: 2 where the arguments are wrong, 1 where writing failed."""
     given = _parser().parse_args(list(arguments))
     try:
         checkpoint = export(given.source, given.folder, dtype=given.dtype, base=given.base)
     except ExportError as error:
         print(f"colocate export: {error}", file=sys.stderr)
         return 2
+    except (OSError, SafetensorError) as error:
+        print(
+            f"colocate export: {given.folder} cannot be written: {error}. Nothing is left there; "
+            "give a folder that can be written, with room for the model",
+            file=sys.stderr,
+        )
+        return 1
     print(f"{checkpoint} is now a Hugging Face model in {given.folder.absolute()}")
     return 0
 

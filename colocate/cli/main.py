@@ -1,6 +1,7 @@
 """Entry point of the console script: finds the command, and keeps the exit statuses.
 
-0 done; 1 a failure; 2 a wrong configuration or input; 130 and 143 after SIGINT and SIGTERM.
+0 done; 1 a failure; 2 a wrong configuration or input; 130, 143 and 129 after SIGINT, SIGTERM and
+SIGHUP.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ def _usage() -> str:
     lines += [
         "",
         "To begin with: colocate train +experiment=quickstart steps=15",
-        "`colocate train --help` shows the configuration's groups, docs/configuration.md its keys.",
+        "`colocate train --help` shows the configuration's groups, docs/configuration.md its keys;",
+        "what `+experiment=` takes lies in the folder conf/experiment.",
     ]
     return "\n".join(lines)
 

@@ -19,7 +19,8 @@ from typing import Any, Self
 
 import psutil
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+from colocate.supervision.signals import STOPPING, let_go_of_terminal
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -37,7 +38,7 @@ class Failure:
 
 
 class Multirun:
-    """Runs jobs and keeps count. As a context it holds the handlers of SIGINT and SIGTERM.
+    """Runs jobs and keeps count. As a context it holds the handlers of what stops a run.
 
     Args:
         num_jobs: How many jobs there are, for the messages.
@@ -57,8 +58,9 @@ class Multirun:
     def __enter__(self) -> Self:
         # Whatever a job leaves behind becomes this process's own child, and so can be found.
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        for number in _PASSED_ON:
-            self._handlers[number] = signal.signal(number, self._pass_on)
+        for number in STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, self._pass_on)
         return self
 
     def __exit__(
@@ -117,6 +119,8 @@ class Multirun:
         return 1
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            let_go_of_terminal()
         self._signal = number
         if self._child is not None:
             self._child.send_signal(number)
@@ -161,7 +165,7 @@ def _failure(status: int, run_dir: Path) -> str | None:
         return None
     if status < 0:
         how = f"ended by {signal.Signals(-status).name}"
-    elif status in (128 + number for number in _PASSED_ON):
+    elif status in (128 + number for number in STOPPING):
         how = f"stopped by {signal.Signals(status - 128).name}"
     else:
         how = f"exit status {status}"

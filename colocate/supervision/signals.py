@@ -1,24 +1,49 @@
-"""What SIGINT and SIGTERM do to a run: the first asks it to stop, the second ends it at once."""
+"""What SIGINT, SIGTERM and SIGHUP do: the first asks a run to stop, the second ends it at once."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import termios
 import time
 from collections.abc import Callable
 from types import FrameType
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to stop. SIGHUP says that its terminal is gone."""
+
+
+def let_go_of_terminal() -> None:
+    """Sends to nowhere what standard output and error would write to a terminal.
+
+    Writing to one that is gone is an error, and must not keep a run from its last checkpoint.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if os.isatty(descriptor) or _is_hung_up(descriptor):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _is_hung_up(descriptor: int) -> bool:
+    """A terminal that is gone is no terminal any more: asked about its settings it says EIO."""
+    try:
+        termios.tcgetattr(descriptor)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    return False
 
 
 class StopSignals:
     """Between enter and exit, in the main thread of a running event loop.
 
     The first signal calls ``on_stop`` on the loop. A further one exits the process with 128 plus
-    its number (130, 143), without clean-up in this process: the run's reaper does that. A signal
-    that comes within ``settle_s`` of the first is taken as the same: a terminal's Ctrl-C reaches
-    the whole process group, and a parent may pass it on besides.
+    its number (130, 143, 129), without clean-up in this process: the run's reaper does that. A
+    signal that comes within ``settle_s`` of the first is taken as the same: a terminal's Ctrl-C
+    reaches the whole process group, and a parent may pass it on besides. What is ignored when the
+    context is entered stays ignored: ``nohup`` asks for that.
 
     Handlers are plain ones, not the loop's: the second signal must work where the loop hangs.
 
@@ -36,8 +61,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._loop = asyncio.get_running_loop()
-        for number in _HANDLED:
-            self._before[number] = signal.signal(number, self._handle)
+        for number in STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,6 +73,8 @@ class StopSignals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         received = signal.Signals(number)
+        if received is signal.SIGHUP:
+            let_go_of_terminal()
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,34 @@ def test_an_exported_model_is_the_trained_one_with_its_tokenizer(
     assert "after 7 training steps" in card
     assert "dtype: float32" in card
     assert sorted(path.name for path in empty_folder.iterdir()) == ["out", "run", "trained"]
+
+
+def test_a_folder_that_cannot_be_made_is_named_and_nothing_is_left(
+    colocate: Run, run_dir: Path, empty_folder: Path
+) -> None:
+    (empty_folder / "file").write_text("in the way")
+    before = sorted(empty_folder.iterdir())
+    outcome = colocate(["export", str(run_dir), "file/out"])
+    assert outcome.status == 1
+    assert "file/out cannot be written" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert sorted(empty_folder.iterdir()) == before
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(
+    colocate: Run, run_dir: Path, empty_folder: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal_before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        outcome = colocate(["export", str(run_dir), "out"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, signal_before)
+    assert outcome.status == 1
+    assert "out cannot be written" in outcome.err
+    assert sorted(path.name for path in empty_folder.iterdir()) == ["run", "trained"]
 
 
 def test_weights_are_written_in_the_type_that_is_asked_for(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
+from pathlib import Path
 
 import pytest
 
-from colocate.supervision.signals import StopSignals
+from colocate.supervision.signals import STOPPING, StopSignals
 
 # Answers "stopping" to the first signal; with "hang" the loop never comes round again.
 PROGRAM = """
@@ -42,7 +46,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 async def test_the_first_signal_calls_back_on_the_loop(number: signal.Signals) -> None:
     received: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
     before = signal.getsignal(number)
@@ -52,7 +56,9 @@ async def test_the_first_signal_calls_back_on_the_loop(number: signal.Signals) -
     assert signal.getsignal(number) == before
 
 
-@pytest.mark.parametrize(("second", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("second", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_the_second_signal_exits_at_once(second: signal.Signals, status: int) -> None:
     process = start("sleep", "0")
     process.send_signal(signal.SIGTERM)
@@ -85,5 +91,53 @@ def test_a_signal_that_is_passed_on_besides_counts_once() -> None:
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=0.5)
+    process.kill()
+    process.communicate()
+
+
+def test_a_run_survives_the_loss_of_its_terminal_and_is_asked_to_stop(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    program = f"""
+import asyncio, pathlib
+from colocate.supervision.signals import StopSignals
+
+async def main():
+    stop = asyncio.Event()
+    with StopSignals(lambda number: stop.set()):
+        print("running", flush=True)
+        await stop.wait()
+        print("to nobody", flush=True)
+        pathlib.Path({str(said)!r}).write_text("stopped in order")
+
+asyncio.run(main())
+"""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # its controlling terminal
+    )
+    os.close(theirs)
+    assert os.read(ours, 100).startswith(b"running")
+    os.close(ours)
+    assert process.wait(timeout=300) == 0
+    assert said.read_text() == "stopped in order"
+
+
+def test_what_was_to_be_ignored_stays_ignored() -> None:
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", PROGRAM, "sleep", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "stopping SIGTERM\n"
     process.kill()
     process.communicate()
