@@ -114,6 +114,8 @@ def rank_environment(
         environment["OMP_NUM_THREADS"] = str(max(1, num_cores // num_ranks))
         # Idle threads must not spin: driver, environments and other ranks share the cores.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        # Each shape of a batch has a kernel of its own; oneDNN keeps 1,024 of them otherwise.
+        environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         # All ranks are on this machine, and nobody else has a business with their sockets.
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment
