@@ -38,6 +38,7 @@ from colocate.replay import replay
 from tests.config.trees import with_values
 from tests.faults import after, break_call, lies, signals
 from tests.patience import patient
+from tests.processes import running
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -103,9 +104,8 @@ async def run_broken(
     run.probe.release()
     assert outcome.status == "failed"
     assert run.scheduler.books.steps >= 1, "the first swap went well"
-    _, alive = psutil.wait_procs(run.seen, timeout=patient(10))
     assert run.seen
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert running(run.seen, patient(10)) == []
     assert replay(run_dir).violations == []
     return run, str(outcome.error)
 

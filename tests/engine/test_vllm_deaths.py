@@ -17,6 +17,7 @@ from colocate.adapters.vllm.processes import EngineDiedError
 from colocate.config import InferenceConfig
 from colocate.core.types import SleepMode, Version
 from tests.patience import patient
+from tests.processes import runs
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio]
 
@@ -77,4 +78,4 @@ async def test_a_call_to_a_stopped_core_can_be_given_up_and_ends_when_the_core_i
             await engine.residency()
     finally:
         await asyncio.wait_for(engine.close(), patient(60))
-    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    assert not any(runs(process) for process in processes)

@@ -30,6 +30,7 @@ from colocate.config import InferenceConfig
 from colocate.core.types import FinishReason, Part, SleepMode
 from tests.contracts.inference import EngineUnderTest, InferenceContract
 from tests.patience import patient
+from tests.processes import runs
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -250,4 +251,4 @@ async def test_an_engine_that_dies_in_a_sleep_is_named_and_one_that_stops_is_clo
             await asyncio.wait_for(call, 1)
     await asyncio.wait_for(pool.close(), patient(60))
     assert not pool.process_ids()
-    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    assert not any(runs(process) for process in processes)

@@ -17,6 +17,7 @@ import pytest
 from colocate.adapters.vllm.engine import VllmInference
 from colocate.config import InferenceConfig
 from tests.patience import patient
+from tests.processes import runs
 
 pytestmark = pytest.mark.engine
 
@@ -92,10 +93,7 @@ def driver(tied_models, tmp_path):
 
 
 def any_alive(ids: list[int]) -> bool:
-    return any(
-        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        for pid in ids
-    )
+    return any(process.pid in ids and runs(process) for process in psutil.process_iter())
 
 
 def test_an_engine_dies_loudly_starts_again_and_does_not_outlive_its_driver(driver, tmp_path):

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.patience import patient
+from tests.processes import running
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -65,8 +66,7 @@ def steps_done(run_dir: Path) -> int:
 
 
 def check_all_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=patient(10))
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert running(processes, patient(10)) == []
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from colocate.supervision.mark import RUN_ID_VARIABLE
+from tests.processes import running
 
 if TYPE_CHECKING:
     from tests.supervision.conftest import Driver
@@ -66,8 +67,7 @@ def test_semaphores_that_a_killed_driver_shared_are_unlinked(run_id: str, tmp_pa
     descendants = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.communicate()
-    _, alive = psutil.wait_procs(descendants, timeout=100)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert running(descendants, 100) == []
     assert not semaphore.exists()
 
 
