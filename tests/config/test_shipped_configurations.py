@@ -37,6 +37,7 @@ GIVEN = [
     "inference.kv_cache_memory_bytes=1000000",
     "inference.max_model_len=64",
     "rollout.max_new_tokens=3",
+    "buffer.max_staleness=7",
 ]
 
 
