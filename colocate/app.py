@@ -171,6 +171,8 @@ class _Run:
                     outcome = await driver.run(started)
             finally:
                 probe.release()
+                if ports.reward is not None:
+                    await ports.reward.close()
         except Exception as error:
             logger.exception("the run broke")
             while isinstance(error, ExceptionGroup):

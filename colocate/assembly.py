@@ -18,7 +18,8 @@ from colocate.core.settings import Settings
 from colocate.driver import Ports
 from colocate.machine import Device, read_gpus, resolve_device
 from colocate.ports import MemoryProbe
-from colocate.rollout.runner import RewardFunction, RolloutRules
+from colocate.rewards.weighted import make_reward
+from colocate.rollout.runner import RolloutRules
 
 if TYPE_CHECKING:
     from colocate.adapters.engine_pool import EnginePool
@@ -204,7 +205,12 @@ def make_ports(
         make_environment=make_environment_factory(config.environment),
         prompts=_call(config.data.source, config.data.options),
         tokenizer=tokenizer,
-        reward=_reward(config),
+        reward=make_reward(
+            config.reward,
+            timeout_s=config.environment.step_timeout_s,
+            end_texts=[tokenizer.decode([token]) for token in _end_tokens(tokenizer)],
+            log=place.logs / "rewards.log",
+        ),
         checkpoints=FolderCheckpoints(
             place.run_dir, keep=config.checkpoint.keep, resume_from=resume_from
         ),
@@ -236,11 +242,6 @@ def _make_inference(config: RunConfig, place: Place) -> VllmInference | EnginePo
     if count == 1:
         return engines[0]
     return EnginePool(engines, one_device=place.device == "cpu")
-
-
-def _reward(config: RunConfig) -> RewardFunction | None:
-    path = config.reward.function
-    return None if path is None else _import(path)
 
 
 def _call(path: str, options: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from colocate.preflight import (
     machine,
     memory,
     mismatch,
+    rewards,
     simulation,
     trainer,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "machine",
     "memory",
     "mismatch",
+    "rewards",
     "simulation",
     "trainer",
     "validate",

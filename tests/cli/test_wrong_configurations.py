@@ -207,6 +207,14 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
         [QUICKSTART, "reward=function", "reward.function=math:no"],
         ["reward.function", "math has no `no`"],
     ),
+    "options that a verifier does not take": (
+        [QUICKSTART, "reward=exact_match", "+reward.options.ignorecase=true"],
+        ["reward.options", "unexpected keyword argument 'ignorecase'"],
+    ),
+    "judge without an address": (
+        [QUICKSTART, "reward=judge"],
+        ["reward.options.base_url", "reward.options.model", "required"],
+    ),
     "reward not named": ([QUICKSTART, "reward=function"], ["reward.function", "required"]),
     "not an import path": ([QUICKSTART, "data.source=digits"], ["data.source = 'digits'"]),
     "option that is not accepted": (

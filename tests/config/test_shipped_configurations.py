@@ -38,6 +38,15 @@ GIVEN = [
     "inference.max_model_len=64",
     "rollout.max_new_tokens=3",
 ]
+TO_BE_CHOSEN = {
+    "reward=function": ["reward.function=builtins:max"],
+    "reward=weighted_sum": [
+        "reward.functions=[{function: 'colocate.rewards.matching:ExactMatch', weight: 2.0},"
+        "{function: 'colocate.rewards.matching:environment'}]"
+    ],
+    "reward=format": ["reward.options.pattern=.*"],
+    "reward=judge": ["reward.options.base_url=http://127.0.0.1:1/v1", "reward.options.model=m"],
+}
 
 
 def compose(*overrides: str) -> Plan:
@@ -77,8 +86,7 @@ def test_every_choice_of_a_group_is_valid_once_what_it_asks_for_is_given(choice:
     given = list(GIVEN)
     if choice == "model=embedded":
         given.remove("model.path=some/model")
-    if choice == "reward=function":
-        given.append("reward.function=builtins:max")
+    given += TO_BE_CHOSEN.get(choice, [])
 
     check_plan(compose(choice, *given, "device=cpu"))
 
