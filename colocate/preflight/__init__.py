@@ -14,6 +14,7 @@ from typing import Any
 from colocate.config import RunConfig
 from colocate.preflight import (
     callables,
+    data,
     deepspeed,
     engine_args,
     files,
@@ -36,6 +37,7 @@ __all__ = [
     "SIMULATION_RULES",
     "Rule",
     "callables",
+    "data",
     "deepspeed",
     "engine_args",
     "find_problems",
