@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from colocate.assembly import (
     core_settings,
     make_model,
     make_ports,
+    make_run_data,
     rollout_rules,
 )
 from colocate.checkpoints import CheckpointError, Origin, find_checkpoint, read_state
@@ -137,6 +138,7 @@ class _Run:
         self._display = display
         self._checkpoint = checkpoint
         self._origin = origin
+        self._data_facts: Mapping[str, Any] = {}
         keep_steps(run_dir / "metrics.jsonl", up_to=origin.version)
         self._recorder = Recorder(config, run_dir, display)
 
@@ -155,7 +157,11 @@ class _Run:
             )
             place = prepare()
             tokenizer = HuggingFaceTokenizer(place.model)
-            ports, probe = make_ports(self._config, place, tokenizer, self._checkpoint)
+            data = make_run_data(self._config, tokenizer)
+            self._data_facts = data.facts
+            ports, probe = make_ports(
+                self._config, place, tokenizer, self._checkpoint, data.prompts
+            )
             provider = probe.provider
             driver = Driver(
                 scheduler,
@@ -171,6 +177,8 @@ class _Run:
                     outcome = await driver.run(started)
             finally:
                 probe.release()
+                if ports.reward is not None:
+                    await ports.reward.close()
         except Exception as error:
             logger.exception("the run broke")
             while isinstance(error, ExceptionGroup):
@@ -193,6 +201,7 @@ class _Run:
             "error": outcome.error,
             "run_id": self._run_id,
             "software": software_versions(),
+            "data": dict(self._data_facts),
             "wall_s": round(time.monotonic() - began_s, 3),
             **summary,
         }

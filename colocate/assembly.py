@@ -15,10 +15,13 @@ from colocate.adapters.memory.factory import make_probe
 from colocate.checkpoints import FolderCheckpoints
 from colocate.config import RunConfig
 from colocate.core.settings import Settings
+from colocate.data.check import Needs, texts
+from colocate.data.make import RunData, make_data
 from colocate.driver import Ports
 from colocate.machine import Device, read_gpus, resolve_device
-from colocate.ports import MemoryProbe
-from colocate.rollout.runner import RewardFunction, RolloutRules
+from colocate.ports import MemoryProbe, PromptSource
+from colocate.rewards.weighted import make_reward
+from colocate.rollout.runner import RolloutRules
 
 if TYPE_CHECKING:
     from colocate.adapters.engine_pool import EnginePool
@@ -154,10 +157,34 @@ def _end_tokens(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys(t for t in [*ends, tokenizer.inner.eos_token_id] if t is not None))
 
 
+def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData:
+    """The prompts of a run.
+
+    Raises:
+        ConfigurationError: the data set cannot be used.
+    """
+    if config.data.source is not None:
+        return RunData(prompts=_call(config.data.source, config.data.options))
+    return make_data(
+        config.data,
+        needs=Needs(
+            num_rows=config.algorithm.groups_per_step,
+            max_model_len=config.inference.max_model_len,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+        ),
+        seed=config.seed,
+        count=lambda prompt: sum(len(tokenizer.encode(text)) for text in texts(prompt)),
+    )
+
+
 def make_ports(
-    config: RunConfig, place: Place, tokenizer: HuggingFaceTokenizer, resume_from: Path | None
+    config: RunConfig,
+    place: Place,
+    tokenizer: HuggingFaceTokenizer,
+    resume_from: Path | None,
+    prompts: PromptSource | None = None,
 ) -> tuple[Ports, MemoryProbe]:
-    """The real adapters; nothing is started yet."""
+    """The real adapters; nothing is started yet. ``prompts``: None: the configuration's."""
     from colocate.adapters.deepspeed.client import DeepSpeedTrainer
     from colocate.adapters.weights import StreamedTransfer
 
@@ -202,9 +229,14 @@ def make_ports(
         measure=lambda: asyncio.to_thread(probe.sample),
         telemetry=lambda: asyncio.to_thread(probe.telemetry),
         make_environment=make_environment_factory(config.environment),
-        prompts=_call(config.data.source, config.data.options),
+        prompts=prompts or make_run_data(config, tokenizer).prompts,
         tokenizer=tokenizer,
-        reward=_reward(config),
+        reward=make_reward(
+            config.reward,
+            timeout_s=config.environment.step_timeout_s,
+            end_texts=[tokenizer.decode([token]) for token in _end_tokens(tokenizer)],
+            log=place.logs / "rewards.log",
+        ),
         checkpoints=FolderCheckpoints(
             place.run_dir, keep=config.checkpoint.keep, resume_from=resume_from
         ),
@@ -236,11 +268,6 @@ def _make_inference(config: RunConfig, place: Place) -> VllmInference | EnginePo
     if count == 1:
         return engines[0]
     return EnginePool(engines, one_device=place.device == "cpu")
-
-
-def _reward(config: RunConfig) -> RewardFunction | None:
-    path = config.reward.function
-    return None if path is None else _import(path)
 
 
 def _call(path: str, options: Mapping[str, Any]) -> Any:

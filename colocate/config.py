@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+from colocate.config_data import DataConfig as DataConfig
+from colocate.config_data import RewardConfig as RewardConfig
+from colocate.config_types import (
+    Fraction,
+    ImportPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+)
+from colocate.config_types import Section as Section
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -41,15 +48,6 @@ Packing = Literal["auto", True, False]
 TargetModules = Annotated[
     Literal["all-linear"] | tuple[str, ...], BeforeValidator(_all_linear_or_names)
 ]
-ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-
-
-class Section(BaseModel):
-    """Frozen, strict (no silent conversion), and closed to unknown keys."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
 
 
 class EmbeddedModelConfig(Section):
@@ -108,13 +106,6 @@ class ModelConfig(Section):
         description="Train low-rank adapters and leave the model's weights as they are, as with "
         "`model.lora={rank: 16}`; null: train all weights. See lora.md.",
     )
-
-
-class DataConfig(Section):
-    source: ImportPath = Field(
-        description="`package.module:name` of a callable that makes the prompt source."
-    )
-    options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
 
 
 DEFAULT_MISMATCH_WARN = {"float32": 1e-3, "bfloat16": 0.05}
@@ -488,12 +479,6 @@ class EnvironmentConfig(Section):
         300.0, description="Deadline of one step; a step that misses it fails its trajectory."
     )
     latency: LatencyConfig = Field(default_factory=LatencyConfig)
-
-
-class RewardConfig(Section):
-    function: ImportPath | None = Field(
-        None, description="`package.module:name`; null: the sum of the environment's rewards."
-    )
 
 
 class MemoryConfig(Section):

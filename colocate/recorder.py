@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from colocate.config import RunConfig
 from colocate.core import actions as act
@@ -53,6 +54,7 @@ class Recorder:
         self._requests: dict[str, float] = {}
         self._memory: MemorySample | None = None
         self._lags: dict[int, int] = {}
+        self._reward_parts: dict[str, float] = {}
         self._spares: Counter[str] = Counter()
         self._first_step_s: float | None = None
         self.first: str | None = None
@@ -85,6 +87,13 @@ class Recorder:
             if bears
         )
         self._lags = dict(lags)
+        self._reward_parts = _mean_parts(
+            [
+                floor.contents[sample.trajectory].reward_parts
+                for sample in batch.samples
+                if sample.origin is None
+            ]
+        )
         samples = self._choose(batch)
         if not samples:
             return
@@ -162,6 +171,7 @@ class Recorder:
                 "batch": event.batch,
                 "swaps": scheduler.books.swaps,
                 **event.metrics,
+                **self._reward_parts,
                 **self._redundancy(event, scheduler),
                 **scheduler.books.groups.of_last_step,
             }
@@ -216,6 +226,15 @@ class Recorder:
         if self._first_step_s is None or num_done < 1:
             return None
         return (time_s - self._first_step_s) / num_done * scheduler.swapper.num_steps_left
+
+
+def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each reward function's mean over the trajectories that it had a reward for."""
+    of_each: dict[str, list[float]] = {}
+    for of_one in parts:
+        for name, value in of_one.items():
+            of_each.setdefault(name, []).append(value)
+    return {f"reward_{name}_mean": fmean(values) for name, values in sorted(of_each.items())}
 
 
 def _keep(sample: TrainingSample, step: int, floor: Floor) -> TrajectorySample:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.errors import (
+    ConfigCompositionException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf.errors import OmegaConfBaseException
 
 from colocate.problems import NO_VALUE, Problem, nearest
@@ -51,6 +55,14 @@ def explain(override: str, error: Exception, *, names_group: bool) -> Problem:
             )
         if key not in known and not key.startswith("hydra"):
             return unknown_key(key, value)
+        group, _, name = key.partition(".")
+        if name and key in known and isinstance(error, ConfigCompositionException):
+            return Problem(
+                field=key,
+                value=value,
+                rule=f"is no key of the choice that was made in the group `{group}`",
+                remedy=f"choose one that has it, as {group}=NAME; docs/configuration.md lists them",
+            )
     return Problem(
         field=key,
         value=value,

@@ -57,18 +57,24 @@ def build_embedded_model(
     return folder
 
 
-def _character_tokenizer(max_model_len: int):  # type: ignore[no-untyped-def]
-    """One token a character; the end-of-text token doubles as padding."""
+def character_tokenizer():  # type: ignore[no-untyped-def]
+    """A ``tokenizers.Tokenizer`` with one token a character."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     vocabulary = {character: index for index, character in enumerate(dict.fromkeys(CHARACTERS))}
     vocabulary[END_OF_TEXT] = len(vocabulary)
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_TEXT))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _character_tokenizer(max_model_len: int):  # type: ignore[no-untyped-def]
+    """Transformers' wrapping of it; the end-of-text token doubles as padding."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=character_tokenizer(),
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
         model_max_length=max_model_len,

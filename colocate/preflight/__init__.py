@@ -14,6 +14,7 @@ from typing import Any
 from colocate.config import RunConfig
 from colocate.preflight import (
     callables,
+    data,
     deepspeed,
     engine_args,
     files,
@@ -23,6 +24,7 @@ from colocate.preflight import (
     machine,
     memory,
     mismatch,
+    rewards,
     simulation,
     trainer,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "SIMULATION_RULES",
     "Rule",
     "callables",
+    "data",
     "deepspeed",
     "engine_args",
     "find_problems",
@@ -44,6 +47,7 @@ __all__ = [
     "machine",
     "memory",
     "mismatch",
+    "rewards",
     "simulation",
     "trainer",
     "validate",

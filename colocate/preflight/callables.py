@@ -12,7 +12,7 @@ from colocate.preflight.table import rule
 from colocate.problems import Problem, nearest
 
 
-class _NotFoundError(Exception):
+class NotFoundError(Exception):
     """Names what an import path lacks, and the remedy."""
 
     def __init__(self, reason: str, remedy: str) -> None:
@@ -22,8 +22,9 @@ class _NotFoundError(Exception):
 
 
 @rule("data.source", "data.options")
-def _prompt_source_can_be_made(path: str, options: Mapping[str, Any]) -> Iterator[Problem]:
-    yield from _check(path, options, "data", "source", ("prompt",))
+def _prompt_source_can_be_made(path: str | None, options: Mapping[str, Any]) -> Iterator[Problem]:
+    if path is not None:
+        yield from _check(path, options, "data", "source", ("prompt",))
 
 
 @rule("environment.factory", "environment.options")
@@ -32,24 +33,14 @@ def _environment_can_be_made(path: str, options: Mapping[str, Any]) -> Iterator[
     yield from _check(path, options, "environment", "factory", methods)
 
 
-@rule("reward.function")
-def _reward_can_be_called(path: str | None) -> Iterator[Problem]:
-    if path is None:
-        return
-    try:
-        _load(path)
-    except _NotFoundError as error:
-        yield _not_found("reward.function", path, error)
-
-
 def _check(
     path: str, options: Mapping[str, Any], section: str, key: str, methods: tuple[str, ...]
 ) -> Iterator[Problem]:
     field = f"{section}.{key}"
     try:
-        target = _load(path)
-    except _NotFoundError as error:
-        yield _not_found(field, path, error)
+        target = load(path)
+    except NotFoundError as error:
+        yield not_found(field, path, error)
         return
     lacking = [name for name in methods if not callable(getattr(target, name, None))]
     if inspect.isclass(target) and lacking:
@@ -60,7 +51,7 @@ def _check(
             f"it lacks {', '.join(lacking)}",
             remedy="see the protocols in colocate.ports",
         )
-    reason = _refusal(target, options)
+    reason = refusal(target, options)
     if reason is not None:
         yield Problem(
             field=f"{section}.options",
@@ -70,7 +61,8 @@ def _check(
         )
 
 
-def _not_found(field: str, path: str, error: _NotFoundError) -> Problem:
+def not_found(field: str, path: str, error: NotFoundError) -> Problem:
+    """The problem of a field that names what cannot be found."""
     return Problem(
         field=field,
         value=path,
@@ -79,29 +71,34 @@ def _not_found(field: str, path: str, error: _NotFoundError) -> Problem:
     )
 
 
-def _load(path: str) -> Any:
+def load(path: str) -> Any:
+    """What an import path names.
+
+    Raises:
+        NotFoundError: it cannot be imported, is not there, or cannot be called.
+    """
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything while it is imported
-        raise _NotFoundError(
+        raise NotFoundError(
             f"importing {module_name} raised {type(error).__name__}: {error}",
             "install the package, or run from the folder that holds the module",
         ) from error
     if not hasattr(module, name):
         guess = nearest(name, vars(module))
         hint = f"did you mean {module_name}:{guess}?" if guess else "check the name"
-        raise _NotFoundError(f"{module_name} has no `{name}`", hint)
+        raise NotFoundError(f"{module_name} has no `{name}`", hint)
     target = getattr(module, name)
     if not callable(target):
-        raise _NotFoundError(
+        raise NotFoundError(
             f"{path} is of type {type(target).__name__}, which cannot be called",
             "name a class or a function",
         )
     return target
 
 
-def _refusal(target: Any, options: Mapping[str, Any]) -> str | None:
+def refusal(target: Any, options: Mapping[str, Any]) -> str | None:
     """Why ``target(**options)`` would be refused; None where it would not, or cannot be known."""
     try:
         signature = inspect.signature(target)

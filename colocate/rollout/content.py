@@ -6,7 +6,7 @@ The core knows this content by its digest only.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Literal
 
@@ -21,10 +21,19 @@ class Content:
     """Four columns of one length: token, mask (1 = sampled), log-probability, version.
 
     ``turns`` is the same as text, for people and for reward functions. ``truncated``: it ended for
-    want of tokens or turns.
+    want of tokens or turns. ``reward_parts``: what its reward was added up from, by name; empty
+    where the environment alone rewards.
     """
 
-    __slots__ = ("logprobs", "loss_mask", "token_ids", "truncated", "turns", "versions")
+    __slots__ = (
+        "logprobs",
+        "loss_mask",
+        "reward_parts",
+        "token_ids",
+        "truncated",
+        "turns",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self.token_ids = array("i")
@@ -33,6 +42,7 @@ class Content:
         self.versions = array("i")
         self.turns: list[tuple[Speaker, str]] = []
         self.truncated = False
+        self.reward_parts: Mapping[str, float] = {}
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,14 +36,13 @@ from colocate.ports import (
     StepOutcome,
 )
 from colocate.rollout.content import Content, Speaker
+from colocate.rollout.faults import USER_FAULTS, ends_the_task
 from colocate.rollout.gate import Gate
 from colocate.rollout.seam import cut_at_stop
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-RewardFunction = Callable[["Episode"], float | Awaitable[float]]
 
 
 class Tokenizer(Protocol):
@@ -64,6 +62,38 @@ class Episode:
     environment_reward: float
     facts: Mapping[str, Any]
 
+    @property
+    def completion(self) -> str:
+        """All that came after the prompt, the environment's answers included."""
+        return "".join(text for speaker, text in self.turns if speaker != "prompt")
+
+    @property
+    def last_turn(self) -> str:
+        """The agent's, without what the environment said after it."""
+        return next((text for speaker, text in reversed(self.turns) if speaker == "agent"), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A trajectory's reward, and what it was added up from, by name and before weights."""
+
+    value: float
+    parts: Mapping[str, float]
+
+
+class RewardFunction(Protocol):
+    """What rewards a finished trajectory in place of its environment."""
+
+    async def __call__(self, episode: Episode) -> Score:
+        """Never blocks the event loop.
+
+        Raises:
+            RewardFault: no finite number came of it; the message says why.
+        """
+
+    async def close(self) -> None:
+        """Ends what it has started. Safe to call twice."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRules:
@@ -77,11 +107,6 @@ class RolloutRules:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     step_timeout_s: float
-
-
-_USER_FAULTS = (Exception, SystemExit, asyncio.CancelledError)
-"""What somebody else's code may raise at worst: ``sys.exit()`` would end the event loop, and a
-cancellation of its own making would end the trajectory's task without a word."""
 
 
 class EnvironmentFault(Exception):
@@ -287,8 +312,8 @@ class Runner:
         try:
             async with asyncio.timeout(limit_s) as deadline:
                 return await work
-        except _USER_FAULTS as error:
-            if _ends_the_task(error):
+        except USER_FAULTS as error:
+            if ends_the_task(error):
                 raise
             if deadline.expired():
                 raise EnvironmentFault(
@@ -364,21 +389,14 @@ class Runner:
         )
         limit_s = self._desk.rules.step_timeout_s
         try:
-            async with asyncio.timeout(limit_s) as deadline:
-                reward = self._desk.reward(episode)
-                value = float(await reward if inspect.isawaitable(reward) else reward)
-        except _USER_FAULTS as error:
-            if _ends_the_task(error):
-                raise
-            if deadline.expired():
-                raise RewardFault(
-                    f"the reward did not answer within environment.step_timeout_s = {limit_s} s"
-                ) from None
-            logger.warning("trajectory %s: its reward broke", self._trajectory, exc_info=error)
-            raise RewardFault(f"the reward raised {type(error).__name__}: {error}") from error
-        if not math.isfinite(value):
-            raise RewardFault(f"the reward is {value}")
-        return value
+            async with asyncio.timeout(limit_s):
+                score = await self._desk.reward(episode)
+        except TimeoutError:
+            raise RewardFault(
+                f"the reward did not answer within environment.step_timeout_s = {limit_s} s"
+            ) from None
+        self._content.reward_parts = score.parts
+        return score.value
 
     def _lose(self, ending: Ending, reason: str) -> None:
         now_s = self._desk.now_s()
@@ -415,13 +433,6 @@ def _check_text(text: object, source: str) -> None:
         raise EnvironmentFault(
             f"{source} returned a text that is no Unicode: {error}; decode with errors='replace'"
         ) from error
-
-
-def _ends_the_task(error: BaseException) -> bool:
-    """Whether it is a cancellation that was asked for, and not one that user code came up with."""
-    task = asyncio.current_task()
-    assert task is not None
-    return isinstance(error, asyncio.CancelledError) and task.cancelling() > 0
 
 
 def _cut_spans(spans: Sequence[Span], num_tokens: int) -> tuple[Span, ...]:

@@ -207,6 +207,27 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
         [QUICKSTART, "reward=function", "reward.function=math:no"],
         ["reward.function", "math has no `no`"],
     ),
+    "options that a verifier does not take": (
+        [QUICKSTART, "reward=exact_match", "+reward.options.ignorecase=true"],
+        ["reward.options", "unexpected keyword argument 'ignorecase'"],
+    ),
+    "a key of another choice": (
+        [QUICKSTART, "data.path=rows.jsonl"],
+        ["data.path = 'rows.jsonl'", "no key of the choice", "as data=NAME"],
+    ),
+    "data set that is not there": (
+        [QUICKSTART, "data=files", "data.path=rows.jsonl"],
+        ["data.path = 'rows.jsonl'", "must be a file, a glob of files"],
+    ),
+    "judge without an address": (
+        [QUICKSTART, "reward=judge"],
+        ["reward.options.base_url", "reward.options.model", "required"],
+    ),
+    "rewards not named": (
+        [QUICKSTART, "reward=weighted_sum"],
+        ["reward.functions", "required"],
+    ),
+    "format not named": ([QUICKSTART, "reward=format"], ["reward.options.pattern", "required"]),
     "reward not named": ([QUICKSTART, "reward=function"], ["reward.function", "required"]),
     "not an import path": ([QUICKSTART, "data.source=digits"], ["data.source = 'digits'"]),
     "option that is not accepted": (

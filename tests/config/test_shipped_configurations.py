@@ -21,6 +21,7 @@ from colocate.schema import MISSING, known_paths, walk
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
+ROWS = ROOT / "tests" / "data" / "rows"
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 ONLY_SIMULATED = {"cluster_1024"}
 CHOICES = sorted(
@@ -39,6 +40,15 @@ GIVEN = [
     "rollout.max_new_tokens=3",
     "buffer.max_staleness=7",
 ]
+TO_BE_CHOSEN = {
+    "reward=function": ["reward.function=builtins:max"],
+    "reward=weighted_sum": [
+        "reward.functions=[{function: 'colocate.rewards.matching:ExactMatch', weight: 2.0},"
+        "{function: 'colocate.rewards.matching:environment'}]"
+    ],
+    "reward=format": ["reward.options.pattern=.*"],
+    "reward=judge": ["reward.options.base_url=http://127.0.0.1:1/v1", "reward.options.model=m"],
+}
 
 
 def compose(*overrides: str) -> Plan:
@@ -78,21 +88,26 @@ def test_every_choice_of_a_group_is_valid_once_what_it_asks_for_is_given(choice:
     given = list(GIVEN)
     if choice == "model=embedded":
         given.remove("model.path=some/model")
-    if choice == "reward=function":
-        given.append("reward.function=builtins:max")
+    if choice in ("data=files", "data=hub"):
+        given = [each for each in given if not each.startswith("data.source=")]
+        given.append(f"data.path={ROWS}")
+    given += TO_BE_CHOSEN.get(choice, [])
 
     check_plan(compose(choice, *given, "device=cpu"))
 
 
 def test_the_tree_lists_every_key_of_the_schema() -> None:
-    listed = leaves(tree()) | leaves(tree("model=embedded")) | leaves(tree("model=hf_lora"))
+    choices = ([], ["model=embedded"], ["model=hf_lora"], ["data=hub"])
+    listed: dict[str, Any] = {}
+    for choice in choices:
+        listed |= leaves(tree(*choice))
 
     expected = {field.path for field in walk() if field.section is None}
     assert set(listed) - {"model.embedded", "model.lora"} == expected
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], ["model=embedded", "model.dtype=bfloat16"], ["model=hf_lora"]]
+    "overrides", [[], ["model=embedded", "model.dtype=bfloat16"], ["model=hf_lora"], ["data=hub"]]
 )
 def test_the_tree_repeats_the_schemas_defaults(overrides: list[str]) -> None:
     fields = known_paths()

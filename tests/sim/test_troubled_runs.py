@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from colocate.config_data import RewardTerm
 from colocate.core.types import FinishReason, GroupId, Span, Version
 from colocate.ports import Generation, GenerationRequest, Prompt, StepOutcome
-from colocate.rollout.runner import Episode
+from colocate.rewards.weighted import WeightedReward
 from colocate.rollout.seam import cut_at_stop
 from colocate.sim.clock import run_virtual
 from colocate.sim.ports import SimEnvironment, SimInference, SimPrompts
@@ -329,21 +329,43 @@ def test_a_timeout_inside_an_environment_is_not_taken_for_its_deadline(tmp_path:
     assert "step raised TimeoutError: the sandbox did not answer" in str(outcome.error)
 
 
-@pytest.mark.parametrize("is_awaited", [False, True])
-def test_a_reward_may_be_any_number_and_may_be_awaited(tmp_path: Path, is_awaited: bool) -> None:
-    def reward(episode: Episode) -> Any:
-        async def later() -> Fraction:
-            return Fraction(1, 4)
-
-        return later() if is_awaited else Fraction(1, 4)
+def rewarded(tmp_path: Path, function: str, **options: Any) -> Any:
+    """A run whose trajectories a function rewards in place of the environment."""
+    reward = WeightedReward(
+        [RewardTerm(function=f"tests.rewards.episodes:{function}", options=options)],
+        timeout_s=5.0,
+        num_workers=1,
+    )
 
     def prepare(simulation: Any) -> None:
         ports = simulation.driver._ports
         simulation.driver._ports = dataclasses.replace(ports, reward=reward)
 
-    simulation, outcome = simulate(tmp_path, prepare=prepare)
+    return simulate(tmp_path, prepare=prepare)
+
+
+def test_a_function_can_reward_in_place_of_the_environment(tmp_path: Path) -> None:
+    simulation, outcome = rewarded(tmp_path, "awaited")
     assert outcome.status == "completed"
     assert simulation.scheduler.summary()["reward"]["last"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        ("hangs_politely", "the reward `hangs_politely` did not answer within 5 s"),
+        ("exits", "the reward `exits` raised SystemExit: 3"),
+        ("cancels_itself", "the reward `cancels_itself` raised CancelledError"),
+    ],
+)
+def test_a_reward_that_breaks_fails_its_trajectory_with_the_cause(
+    tmp_path: Path, function: str, named: str
+) -> None:
+    simulation, outcome = rewarded(tmp_path, function)
+    assert outcome.status == "failed"
+    assert named in str(outcome.error)
+    assert simulation.scheduler.summary()["trajectories"]["failed"] > 0
+    assert replay(tmp_path).violations == []
 
 
 # Time
