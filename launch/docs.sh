@@ -41,11 +41,10 @@ if [[ ! -e $stamp || $(<"$stamp") != "${requirements[*]}" ]]; then
   echo "${requirements[*]}" >"$stamp"
 fi
 
-if [[ -n $mermaid ]]; then
-  export COLOCATE_DOCS_SCRIPTS='[mermaid.min.js]'
-fi
+config=mkdocs.yml
+[[ -z $mermaid ]] || config=mkdocs.mermaid.yml
 # The theme's authors announce another generator on the terminal, at every build.
-NO_MKDOCS_2_WARNING=1 "$venv/bin/python" -m mkdocs build --strict
+NO_MKDOCS_2_WARNING=1 "$venv/bin/python" -m mkdocs build --strict --config-file "$config"
 if [[ -n $mermaid ]]; then
   cp "$mermaid" site/mermaid.min.js
 fi
