@@ -18,7 +18,7 @@ import msgspec
 from colocate.core import actions as action_types
 from colocate.core import events as event_types
 from colocate.core.actions import Action
-from colocate.core.events import Event
+from colocate.core.events import Event, LinePosition
 
 _MARK = b',"chain":"'
 _CHAIN_LENGTH = 16
@@ -79,6 +79,11 @@ class JournalWriter:
         line, self._chain = seal(encode_body(self._seq, event, actions), self._chain)
         self._seq += 1
         self._file.write(line)
+
+    @property
+    def position(self) -> LinePosition | None:
+        """Of the last line; None before the first."""
+        return LinePosition(seq=self._seq - 1, chain=self._chain.decode()) if self._seq else None
 
     def flush(self) -> None:
         self._file.flush()
