@@ -18,6 +18,7 @@ from colocate.core.events import PromptCursor
 from colocate.core.settings import Settings
 from colocate.journal import read_journal
 from colocate.ports import Trainer
+from colocate.replay import main as replay_main
 from colocate.replay import replay
 from colocate.rollout.content import Content
 from colocate.run_state import RunState
@@ -313,3 +314,53 @@ def test_groups_of_another_size_are_given_up_and_their_prompts_drawn_again(tmp_p
     assert {group.id for group in state.buffer.residents.groups} <= trained.keys()
     assert set(trained.values()) == {2}
     assert replay(tmp_path / "b").violations == []
+
+
+def put_into_one_folder(tmp_path: Path) -> Path:
+    """As a resumed run's folder has them."""
+    (tmp_path / "a" / "events.jsonl").rename(tmp_path / "b" / "events.0.jsonl")
+    return tmp_path / "b"
+
+
+def test_the_replay_of_a_resumed_run_compares_its_buffer_with_the_life_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live(tmp_path / "a", kill_at_s=24.5)
+    live(tmp_path / "b", origin=newest(tmp_path / "a"))
+    folder = put_into_one_folder(tmp_path)
+    found = replay(folder)
+    assert (found.violations, found.origin) == ([], "events.0.jsonl")
+    assert replay_main(folder) == 0
+    assert "bit for bit" in capsys.readouterr().out
+
+
+def test_the_replay_finds_a_partial_that_lost_a_token_between_two_lives(tmp_path: Path) -> None:
+    live(tmp_path / "a", stop_at_s=27.0)
+    state = newest(tmp_path / "a")
+    assert state.buffer is not None
+    records = list(state.buffer.residents.trajectories)
+    at = next(i for i, r in enumerate(records) if r.is_unfinished and r.num_sampled_tokens > 1)
+    record = records[at]
+    content = Content.restore(state.contents[record.id])
+    if content.awaits_answer or content.loss_mask[-1] == 0:
+        content.turns.pop()
+        content.turn_ends.pop()
+    last = record.spans[-1]
+    for column in (content.token_ids, content.loss_mask, content.logprobs, content.versions):
+        column.pop()
+    records[at] = dataclasses.replace(
+        record,
+        spans=(*record.spans[:-1], dataclasses.replace(last, length=last.length - 1)),
+        num_context_tokens=record.num_context_tokens - 1,
+        digest=content.digest(),
+    )
+    residents = dataclasses.replace(state.buffer.residents, trajectories=tuple(records))
+    lossy = dataclasses.replace(
+        state,
+        buffer=dataclasses.replace(state.buffer, residents=residents),
+        contents={**state.contents, record.id: content.save(len(content), None)},
+    )
+    live(tmp_path / "b", origin=lossy)
+    found = replay(put_into_one_folder(tmp_path))
+    assert [v.invariant for v in found.violations] == ["fidelity"]
+    assert "events.0.jsonl" in found.violations[0].message
