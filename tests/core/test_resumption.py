@@ -16,7 +16,7 @@ from colocate.core.buffer_snapshot import BufferSnapshot, TrajectoryRecord
 from colocate.core.phases import Phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.settings import Settings
-from colocate.core.trajectory import ProtocolError, Trajectory
+from colocate.core.trajectory import ProtocolError, State, Trajectory
 from colocate.core.types import TrajectoryId, Version
 from tests.core.test_invariants import play, run_settings, worlds
 from tests.core.world import Saved, World
@@ -136,6 +136,7 @@ def test_a_life_that_goes_on_from_any_moment_balances_and_trains_each_prompt_onc
     check_books(second)
     held = {t.id for t in world.scheduler.buffer}
     assert {t.id for t in second.scheduler.buffer} == held
+    assert not any(t.state is State.LEASED for t in second.scheduler.buffer)
     play(second, data, num_more)
     second.finish_fairly()
     check_books(second)
@@ -196,6 +197,23 @@ def a_world_with_partials() -> World:
         world._end_request(identifier, 2)
         world._answer(identifier, "turn", 0)
     return world
+
+
+def test_a_batch_that_was_leased_and_not_acknowledged_is_trained_in_the_next_life() -> None:
+    world = World(SETTINGS)
+    for _ in range(100):
+        if world.scheduler.phase is Phase.SLEEPING:
+            break
+        if world._operation is not None:
+            world._end_operation(0)
+        else:
+            assert world._progress_one()
+    [leased] = world.scheduler.snapshot().residents.leases
+    second = resume(world)
+    assert all(second.scheduler.buffer.is_complete(group) for group in leased.groups)
+    second.finish_fairly()
+    check_books(second)
+    assert trained_groups(second)[: len(leased.groups)] == [*leased.groups]
 
 
 def test_what_cannot_be_replayed_begins_again_and_its_tokens_are_counted_with_the_reason() -> None:
