@@ -22,9 +22,8 @@ from colocate.assembly import (
     make_run_data,
     rollout_rules,
 )
-from colocate.checkpoints import CheckpointError, Origin, find_checkpoint, read_state
+from colocate.checkpoints import CheckpointError, find_checkpoint, read_state
 from colocate.config import RunConfig
-from colocate.core.events import RunStarted
 from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
 from colocate.driver import Driver
@@ -35,6 +34,7 @@ from colocate.report.display import RunDisplay, make_display
 from colocate.report.ending import render_ending
 from colocate.report.records import keep_steps, write_summary
 from colocate.report.run_report import write_run_report
+from colocate.run_state import RunState
 from colocate.supervision.guard import RunGuard
 from colocate.supervision.run_lock import RunFolderBusyError, RunLock
 from colocate.supervision.signals import StopSignals
@@ -55,7 +55,7 @@ def run(config: RunConfig, run_dir: Path) -> int:
     try:
         with RunLock(run_dir):
             checkpoint = find_checkpoint(config.resume, run_dir)
-            origin = Origin() if checkpoint is None else read_state(checkpoint)
+            origin = RunState() if checkpoint is None else read_state(checkpoint)
             _make_room(run_dir, config.resume)
             return _run_locked(config, run_dir, checkpoint, origin)
     except (RunFolderBusyError, CheckpointError, FileExistsError) as error:
@@ -87,7 +87,7 @@ def _run_locked(
     config: RunConfig,
     run_dir: Path,
     checkpoint: Path | None,
-    origin: Origin,
+    origin: RunState,
 ) -> int:
     run_id = uuid.uuid4().hex[:12]
     (run_dir / "logs").mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ class _Run:
         run_id: str,
         display: RunDisplay,
         checkpoint: Path | None,
-        origin: Origin,
+        origin: RunState,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
@@ -148,13 +148,6 @@ class _Run:
         settings = core_settings(self._config)
         scheduler, provider = Scheduler(settings), "none"
         try:
-            started = RunStarted(
-                time_s=0.0,
-                settings=settings,
-                version=self._origin.version,
-                cursor=self._origin.cursor,
-                learned=self._origin.learned,
-            )
             place = prepare()
             tokenizer = HuggingFaceTokenizer(place.model)
             data = make_run_data(self._config, tokenizer)
@@ -174,7 +167,7 @@ class _Run:
             )
             try:
                 with StopSignals(driver.request_stop):
-                    outcome = await driver.run(started)
+                    outcome = await driver.run(self._origin)
             finally:
                 probe.release()
                 if ports.reward is not None:

@@ -1,6 +1,11 @@
-"""Checkpoints as folders: ``checkpoints/step_000012`` with the trainer's files and ``state.json``.
+"""Checkpoints as folders: ``checkpoints/step_000012``, say, which holds
 
-A checkpoint is written aside and renamed when whole, so one that is torn is never taken for whole.
+    state.json       versions, prompt cursor, costs, and the digest of
+    buffer.msgpack   the buffer with the contents of its trajectories: unfinished ones too
+    trainer/         the trainer's own files
+
+A checkpoint is written aside, made durable, and renamed when whole, so one that is torn is never
+taken for whole. Nothing in the first two can execute anything when it is read.
 """
 
 from __future__ import annotations
@@ -11,30 +16,34 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
-from colocate.core.events import PromptCursor
-from colocate.core.types import GroupId, Version
+import msgspec
+
+from colocate.core.buffer_snapshot import BufferSnapshot
+from colocate.core.events import LinePosition, PromptCursor
+from colocate.core.types import TrajectoryId, Version
 from colocate.ports import Trainer
+from colocate.run_state import RunState, SavedContent
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, SCHEMA)
+"""Schema 1 has no buffer: its cursor names the prompts of unfinished groups, to be drawn again."""
+
 _STATE = "state.json"
+_BUFFER = "buffer.msgpack"
 _TRAINER = "trainer"
 _NAME = re.compile(r"step_(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where a run begins; the default resumes nothing.
+class _BufferFile:
+    """What ``buffer.msgpack`` holds."""
 
-    ``learned``: what the cost model knew (``CostModel.snapshot``); None where nothing is on record.
-    """
-
-    version: Version = Version(0)
-    cursor: PromptCursor = field(default_factory=PromptCursor)
-    learned: Mapping[str, Any] | None = None
+    buffer: BufferSnapshot
+    contents: Mapping[TrajectoryId, SavedContent]
 
 
 class CheckpointError(Exception):
@@ -45,32 +54,23 @@ class FolderCheckpoints:
     """Keeps the newest ``keep`` checkpoints of a run's folder."""
 
     def __init__(self, run_dir: Path, *, keep: int, resume_from: Path | None = None) -> None:
+        self._journal = run_dir / "events.jsonl"
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._resume_from = resume_from
 
-    async def save(
-        self,
-        trainer: Trainer,
-        version: Version,
-        cursor: PromptCursor,
-        learned: Mapping[str, Any],
-    ) -> None:
-        """Writes trainer, version, prompt cursor and what the cost model has learned.
+    async def save(self, trainer: Trainer, state: RunState) -> None:
+        """Writes the trainer and the run's state; drops the oldest checkpoints beyond ``keep``.
 
-        Then drops the oldest checkpoints beyond ``keep``.
+        Raises:
+            ValueError: where a content is not what the buffer knows; nothing was written.
         """
-        whole = self._folder / f"step_{version:06d}"
+        whole = self._folder / f"step_{state.version:06d}"
         partial = self._folder / f".partial-{whole.name}"
-        await asyncio.to_thread(_begin, partial)
+        await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
+        await asyncio.to_thread(write_state, partial, state)
         await trainer.save(partial / _TRAINER)
-        state = {
-            "schema": SCHEMA,
-            "version": version,
-            "cursor": asdict(cursor),
-            "learned": learned,
-        }
-        await asyncio.to_thread(_commit, partial, whole, state)
+        await asyncio.to_thread(_commit, partial, whole, self._journal)
         # The one just written stays, also where a resume from an older one left newer ones.
         others = [path for path in list_checkpoints(self._folder) if path != whole]
         for old in others[: max(0, len(others) - self._keep + 1)]:
@@ -121,42 +121,96 @@ def find_checkpoint(resume: str, run_dir: Path) -> Path | None:
     return newest
 
 
-def read_state(checkpoint: Path) -> Origin:
+def write_state(checkpoint: Path, state: RunState) -> None:
+    """Writes what ``read_state`` reads, into a new folder.
+
+    Raises:
+        ValueError: where a content is not what the buffer knows; nothing was written.
+    """
+    assert state.buffer is not None, "whoever runs has a buffer"
+    state.check_contents()
+    checkpoint.mkdir(parents=True)
+    file = _BufferFile(buffer=state.buffer, contents=state.contents)
+    data = msgspec.msgpack.encode(file)
+    (checkpoint / _BUFFER).write_bytes(data)
+    content = {
+        "schema": SCHEMA,
+        "version": state.version,
+        "cursor": state.cursor,
+        "learned": state.learned,
+        "saved_after": state.saved_after,
+        "buffer": _checksum(data),
+    }
+    (checkpoint / _STATE).write_bytes(msgspec.json.encode(content) + b"\n")
+
+
+def read_state(checkpoint: Path) -> RunState:
     """The state that a checkpoint holds beside the trainer's files.
 
     Raises:
-        CheckpointError: where its state cannot be read, or is of another schema.
+        CheckpointError: where it cannot be read, is of another schema, or was altered.
     """
+    path = checkpoint / _STATE
     try:
-        state = json.loads((checkpoint / _STATE).read_text())
-        if state["schema"] != SCHEMA:
+        state = json.loads(path.read_text())
+        if state["schema"] not in READABLE:
             raise CheckpointError(
-                f"{checkpoint} is of schema {state['schema']}; this version reads {SCHEMA}"
+                f"{checkpoint} is of schema {state['schema']}; this version reads "
+                f"{' and '.join(map(str, READABLE))}. Resume it with the version of colocate that "
+                "wrote it, or begin anew (resume=never, in another folder)"
             )
-        cursor = PromptCursor(
-            next_position=GroupId(state["cursor"]["next_position"]),
-            pending=tuple(GroupId(g) for g in state["cursor"]["pending"]),
-        )
         learned = state.get("learned")  # checkpoints of earlier versions have none
         if not isinstance(learned, dict | None):
-            raise CheckpointError(f"{checkpoint / _STATE}: 'learned' is no table of values")
-        return Origin(version=Version(state["version"]), cursor=cursor, learned=learned)
+            raise CheckpointError(f"{path}: 'learned' is no table of values")
+        known = RunState(
+            version=Version(state["version"]),
+            cursor=msgspec.convert(state["cursor"], PromptCursor),
+            learned=learned,
+            saved_after=msgspec.convert(state.get("saved_after"), LinePosition | None),
+        )
+        return known if state["schema"] == 1 else _read_buffer(checkpoint, known, state["buffer"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{checkpoint / _STATE} cannot be read: {error!r}") from error
+        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
 
 
-def _begin(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+def _read_buffer(checkpoint: Path, known: RunState, expected: str) -> RunState:
+    path = checkpoint / _BUFFER
+    try:
+        data = path.read_bytes()
+        if (found := _checksum(data)) != expected:
+            raise ValueError(f"its digest is {found}, not {expected}: it was torn or altered")
+        file = msgspec.msgpack.decode(data, type=_BufferFile)
+        state = replace(known, buffer=file.buffer, contents=file.contents)
+        state.check_contents()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be resumed from: {error}. Take an older checkpoint "
+            f"(resume={checkpoint.parent}/step_...), if there is one"
+        ) from error
+    return state
 
 
-def _commit(partial: Path, whole: Path, state: dict[str, object]) -> None:
-    (partial / _STATE).write_text(json.dumps(state) + "\n")
-    for path in [*partial.rglob("*"), partial]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    shutil.rmtree(whole, ignore_errors=True)
+def _checksum(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _commit(partial: Path, whole: Path, journal: Path) -> None:
+    # The state names a line of the journal: that must not be lost where the state is kept.
+    for path in [*partial.rglob("*"), partial, *([journal] if journal.exists() else [])]:
+        _sync(path)
+    # Of the same step, where a run that resumed from an older one comes by again.
+    before = partial.with_name(f".before-{whole.name}")
+    shutil.rmtree(before, ignore_errors=True)
+    if whole.exists():
+        whole.replace(before)
     partial.replace(whole)
+    _sync(whole.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -26,8 +26,8 @@ from colocate.core.events import (
     MemorySampled,
     PartsReported,
     PhaseEnded,
-    PromptCursor,
     Relieved,
+    Restored,
     RunStarted,
     StopRequested,
     TimerFired,
@@ -51,6 +51,7 @@ from colocate.ports import (
 from colocate.rollout.floor import Floor
 from colocate.rollout.gate import Gate
 from colocate.rollout.runner import Desk, RewardFunction, RolloutRules, Tokenizer
+from colocate.run_state import Checkpoints, RunState
 
 logger = logging.getLogger(__name__)
 
@@ -59,20 +60,6 @@ LET_GO_S = 5.0
 
 CLOCK_TICK_S = 1e-6
 """The resolution of the run's clock."""
-
-
-class Checkpoints(Protocol):
-    """Where checkpoints are kept; the folder of one holds the trainer's own files too."""
-
-    async def save(
-        self,
-        trainer: Trainer,
-        version: Version,
-        cursor: PromptCursor,
-        learned: Mapping[str, Any],
-    ) -> None: ...
-
-    async def restore(self, trainer: Trainer, version: Version) -> None: ...
 
 
 class Observer(Protocol):
@@ -121,7 +108,7 @@ async def _held_by(ports: Sequence[Inference | Trainer]) -> Mapping[Part, int] |
 
 
 class Driver:
-    """Runs one run. Use once: ``outcome = await Driver(...).run(RunStarted(...))``."""
+    """Runs one run. Use once: ``outcome = await Driver(...).run(RunState())``."""
 
     def __init__(
         self,
@@ -152,6 +139,8 @@ class Driver:
         self._origin_s = 0.0
         self._carry_out: dict[type[Action], Callable[[Any], None]] = {
             act.StartTrajectory: self._start_trajectory,
+            act.ResumeTrajectory: lambda a: self._floor.resume(a.trajectory, a.group, a.attempt),
+            act.GiveUpGroup: lambda a: self._floor.forget(a.trajectories),
             act.SubmitRequest: lambda a: self._gate.let_through(a.trajectory, a.request),
             act.EndTrajectory: lambda a: self._floor.end(
                 a.trajectory, keeps_content=a.keeps_content
@@ -170,7 +159,7 @@ class Driver:
             act.LoadTrainer: self._phase(
                 Phase.TRAINER_WAKING, lambda _: ports.trainer.load(), ports.trainer
             ),
-            act.OffloadTrainer: self._phase(Phase.TRAINER_OFFLOADING, self._offload, ports.trainer),
+            act.OffloadTrainer: self._offload_trainer,
             act.WakeWeights: self._phase(
                 Phase.WEIGHTS_WAKING, lambda _: ports.inference.wake("weights"), ports.inference
             ),
@@ -195,9 +184,13 @@ class Driver:
         """Asks for an orderly end. Call it on the loop's thread."""
         self.post(StopRequested(time_s=self.now_s(), signal=signal))
 
-    async def run(self, started: RunStarted) -> Outcome:
-        """Runs to the end, whatever it is. No task and no timer is left behind."""
-        self._origin_s = asyncio.get_running_loop().time() - started.time_s
+    async def run(self, origin: RunState) -> Outcome:
+        """Runs to the end, whatever it is. No task and no timer is left behind.
+
+        Args:
+            origin: What the run goes on from; the default resumes nothing.
+        """
+        self._origin_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -206,7 +199,7 @@ class Driver:
                     tasks.create_task(self._watch_memory(), name="memory"),
                     tasks.create_task(self._watch_telemetry(), name="telemetry"),
                 ]
-                self.post(started)
+                self._begin(origin)
                 await self._loop()
                 for watcher in watchers:
                     watcher.cancel()
@@ -217,6 +210,20 @@ class Driver:
         outcome = self.scheduler.swapper.outcome
         assert outcome is not None
         return outcome
+
+    def _begin(self, origin: RunState) -> None:
+        self.post(
+            RunStarted(
+                time_s=0.0,
+                settings=self.scheduler.settings,
+                version=origin.version,
+                cursor=origin.cursor,
+                learned=origin.learned,
+            )
+        )
+        if origin.buffer is not None:
+            self._floor.take_up(origin)
+            self.post(Restored(time_s=0.0, buffer=origin.buffer, saved_after=origin.saved_after))
 
     def _make_floor(self, tasks: asyncio.TaskGroup) -> Floor:
         desk = Desk(
@@ -422,10 +429,18 @@ class Driver:
             )
         )
 
-    async def _offload(self, action: act.OffloadTrainer) -> None:
+    def _offload_trainer(self, action: act.OffloadTrainer) -> None:
+        state = self._state() if action.checkpoint else None
+
+        async def offload(action: act.OffloadTrainer) -> None:
+            await self._offload(action, state)
+
+        self._phase(Phase.TRAINER_OFFLOADING, offload, self._ports.trainer)(action)
+
+    async def _offload(self, action: act.OffloadTrainer, state: RunState | None) -> None:
         # The checkpoint comes first: optimizer state must still be where DeepSpeed looks for it.
-        if action.checkpoint is not None:
-            await self._write_checkpoint(action.version, action.checkpoint)
+        if state is not None:
+            await self._write_checkpoint(state)
         if action.expect:
             await self._ports.transfer.expect()
         if action.parts:
@@ -457,7 +472,7 @@ class Driver:
         limit_s = LET_GO_S
         if not self._is_closing:
             self._is_closing = True
-            self._operate(self._close_ports(action, self._operation))
+            self._operate(self._close_ports(self._last_state(action), self._operation))
             if self.scheduler.phase is not Phase.FAILED:
                 return  # the scheduler watches its deadline
             limit_s = self.scheduler.settings.phase_timeout_s
@@ -472,8 +487,16 @@ class Driver:
             await asyncio.wait([closing], timeout=LET_GO_S)
         self._report_closed()
 
+    def _last_state(self, action: act.CloseRun) -> RunState | None:
+        """Closing goes on without a checkpoint where it cannot be told."""
+        try:
+            return self._state() if action.checkpoint else None
+        except Exception as error:
+            self._fault(error)
+            return None
+
     async def _close_ports(
-        self, action: act.CloseRun, unfinished: asyncio.Task[None] | None
+        self, state: RunState | None, unfinished: asyncio.Task[None] | None
     ) -> None:
         """Where one part breaks the others follow; what broke is reported when all are through."""
         if unfinished is not None:
@@ -482,8 +505,8 @@ class Driver:
         errors: list[Exception] = []
         # The engine before the checkpoint: the trainer that is loaded for it may need its memory.
         parts = [self._floor.close, self._ports.inference.close]
-        if action.checkpoint is not None:
-            parts.append(partial(self._save, action.version, action.checkpoint))
+        if state is not None:
+            parts.append(partial(self._load_and_save, state))
         parts.append(self._ports.trainer.close)
         try:
             for close in parts:
@@ -496,13 +519,25 @@ class Driver:
                 self._fault(broken)
         self._report_closed()
 
-    async def _save(self, version: Version, cursor: PromptCursor) -> None:
+    async def _load_and_save(self, state: RunState) -> None:
         await self._ports.trainer.load()
-        await self._write_checkpoint(version, cursor)
+        await self._write_checkpoint(state)
 
-    async def _write_checkpoint(self, version: Version, cursor: PromptCursor) -> None:
-        learned = self.scheduler.costs.snapshot()
-        await self._ports.checkpoints.save(self._ports.trainer, version, cursor, learned)
+    def _state(self) -> RunState:
+        """The run at this moment: after the line that has just been journaled, and no later."""
+        buffer = self.scheduler.snapshot()
+        return RunState(
+            version=self.scheduler.swapper.trainer_version,
+            cursor=self.scheduler.cursor,
+            learned=self.scheduler.costs.snapshot(),
+            buffer=buffer,
+            contents=self._floor.save(buffer),
+            saved_after=None if self._is_blind else self._journal.position,
+        )
+
+    async def _write_checkpoint(self, state: RunState) -> None:
+        self._journal.flush()  # the state names a line of it
+        await self._ports.checkpoints.save(self._ports.trainer, state)
 
     def _report_closed(self) -> None:
         if not self._closed.is_set():

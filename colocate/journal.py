@@ -18,7 +18,7 @@ import msgspec
 from colocate.core import actions as action_types
 from colocate.core import events as event_types
 from colocate.core.actions import Action
-from colocate.core.events import Event
+from colocate.core.events import Event, LinePosition
 
 _MARK = b',"chain":"'
 _CHAIN_LENGTH = 16
@@ -80,6 +80,11 @@ class JournalWriter:
         self._seq += 1
         self._file.write(line)
 
+    @property
+    def position(self) -> LinePosition | None:
+        """Of the last line; None before the first."""
+        return LinePosition(seq=self._seq - 1, chain=self._chain.decode()) if self._seq else None
+
     def flush(self) -> None:
         self._file.flush()
 
@@ -118,6 +123,15 @@ def read_journal(path: Path, *, check_chain: bool = True) -> Iterator[Entry]:
                 yield _decode(body, number)
             except (msgspec.MsgspecError, KeyError, TypeError) as error:
                 raise JournalError(f"{path}, line {number + 1}: {error}") from error
+
+
+def chain_at(path: Path, seq: int) -> str | None:
+    """The chain of a line, unchecked; None where the journal has no such whole line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if number == seq and line.endswith(b"\n"):
+                return line.rpartition(_MARK)[2][:_CHAIN_LENGTH].decode(errors="replace")
+    return None
 
 
 def _decode(body: bytes, number: int) -> Entry:

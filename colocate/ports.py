@@ -342,7 +342,13 @@ class StepOutcome:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. Single use: ``reset`` once, ``step`` until done, ``close`` always."""
+    """One episode. Single use: ``reset`` once, ``step`` until done, ``close`` always.
+
+    An attribute ``is_replayable = True``, of the class or of the object, says that the answers
+    depend on prompt, seed and actions alone: a fresh environment that is reset with the same and
+    given the same actions answers the same, and nothing outside of it has changed by the actions.
+    A resumed run then goes on with its unfinished episodes; without it, they begin again.
+    """
 
     async def reset(self, prompt: Prompt, seed: int) -> str:
         """Begins the episode; returns text to append to the prompt (often empty)."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from colocate.core.audit import Auditor, Violation
-from colocate.core.events import RunStarted
+from colocate.core.events import Restored, RunStarted
 from colocate.core.phases import ENDS, IllegalTransition
 from colocate.core.scheduler import Scheduler
 from colocate.core.trajectory import ProtocolError
-from colocate.journal import Entry, JournalError, read_journal
+from colocate.journal import Entry, JournalError, chain_at, read_journal
 
 MAX_SHOWN = 10
 
@@ -21,13 +21,20 @@ INVARIANTS = ("conservation", "bound", "fidelity", "groups", "exactly once", "ex
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found; ``is_whole`` is False where the run did not come to its end."""
+    """What a replay found.
+
+    Attributes:
+        is_whole: False where the run did not come to its end.
+        origin: The journal of an earlier life, in the same folder, that the buffer which the run
+            resumed with was compared with; None where it resumed none, or that life lies elsewhere.
+    """
 
     num_events: int
     num_trajectories: int
     num_batches: int
     violations: list[Violation]
     is_whole: bool
+    origin: str | None = None
 
 
 def replay(run_dir: Path, *, check_chain: bool = True) -> Replay:
@@ -38,6 +45,7 @@ def replay(run_dir: Path, *, check_chain: bool = True) -> Replay:
     """
     auditor = Auditor()
     scheduler: Scheduler | None = None
+    origin: Path | None = None
     for entry in read_journal(run_dir / "events.jsonl", check_chain=check_chain):
         if scheduler is None:
             if not isinstance(entry.event, RunStarted):
@@ -48,6 +56,10 @@ def replay(run_dir: Path, *, check_chain: bool = True) -> Replay:
             auditor.violations.append(Violation(entry.seq, "replay", problem))
             break
         auditor.feed(entry.event, entry.actions)
+        if isinstance(entry.event, Restored) and (origin := _origin_of(run_dir, entry.event)):
+            problem = _compare_with_origin(origin, entry.event)
+            if problem is not None:
+                auditor.violations.append(Violation(entry.seq, "fidelity", problem))
     if scheduler is None:
         raise JournalError("the journal is empty")
     is_whole = scheduler.phase in ENDS
@@ -60,6 +72,38 @@ def replay(run_dir: Path, *, check_chain: bool = True) -> Replay:
         num_batches=auditor.num_batches,
         violations=auditor.violations,
         is_whole=is_whole,
+        origin=None if origin is None else origin.name,
+    )
+
+
+def _origin_of(run_dir: Path, restored: Restored) -> Path | None:
+    """The earlier life's journal that has the line which the checkpoint was written after."""
+    saved_after = restored.saved_after
+    if saved_after is None:
+        return None
+    earlier = sorted(run_dir.glob("events.*.jsonl"))
+    named = (path for path in earlier if chain_at(path, saved_after.seq) == saved_after.chain)
+    return next(named, None)
+
+
+def _compare_with_origin(origin: Path, restored: Restored) -> str | None:
+    """Decides the earlier life again up to the checkpoint: what it had is what was restored."""
+    assert restored.saved_after is not None
+    scheduler: Scheduler | None = None
+    for entry in read_journal(origin):
+        if scheduler is None:
+            assert isinstance(entry.event, RunStarted)
+            scheduler = Scheduler(entry.event.settings)
+        if (problem := _decide_again(scheduler, entry)) is not None:
+            return f"{origin.name}, line {entry.seq + 1}: {problem}"
+        if entry.seq == restored.saved_after.seq:
+            break
+    assert scheduler is not None
+    if scheduler.snapshot() == restored.buffer:
+        return None
+    return (
+        f"the buffer that was restored is not what line {restored.saved_after.seq + 1} of "
+        f"{origin.name} left"
     )
 
 
@@ -118,6 +162,8 @@ def main(run_dir: Path) -> int:
             print(f"  line {violation.seq + 1}, {violation.invariant}: {violation.message}")
         return 1
     print(f"{checked}; every invariant holds ({', '.join(INVARIANTS)}).")
+    if found.origin is not None:
+        print(f"What it resumed with is, bit for bit, what {found.origin} left at the checkpoint.")
     if not found.is_whole:
         print("The journal ends before the run does: it was cut off, or is still being written.")
     return 0

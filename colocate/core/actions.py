@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from colocate.core.events import PromptCursor
 from colocate.core.phases import Phase
 from colocate.core.remedies import Remedy
 from colocate.core.types import (
@@ -36,6 +35,31 @@ class StartTrajectory(Action):
     trajectory: TrajectoryId
     group: GroupId
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeTrajectory(Action):
+    """Go on with an episode of an earlier life, whose content the checkpoint holds.
+
+    Answered by ``EpisodeResumed`` or ``EpisodeNotResumed``; one without content just begins.
+    """
+
+    trajectory: TrajectoryId
+    group: GroupId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpGroup(Action):
+    """Forget a group of an earlier life that this run has no place for.
+
+    Its prompt is drawn again. ``trajectories`` are those that had not ended; they are none of this
+    life's.
+    """
+
+    group: GroupId
+    trajectories: tuple[TrajectoryId, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,13 +246,13 @@ class Train(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTrainer(PhaseAction):
-    """Write a checkpoint where a cursor is given, then offload these parts, perhaps none.
+    """Write a checkpoint of the present state if asked to, then offload these parts, perhaps none.
 
     ``expect``: before that, have the trainer score what ``WakeKv.verify`` will compare.
     """
 
     parts: tuple[Part, ...]
-    checkpoint: PromptCursor | None
+    checkpoint: bool
     version: Version
     expect: bool = False
 
@@ -259,7 +283,10 @@ class WakeKv(PhaseAction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRun(PhaseAction):
-    """End all trajectories' tasks, write a checkpoint where a cursor is given, close the ports."""
+    """End all trajectories' tasks, write a checkpoint if asked to, close the ports.
 
-    checkpoint: PromptCursor | None
+    The checkpoint is of the state at this moment: what comes in later is not heeded.
+    """
+
+    checkpoint: bool
     version: Version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 
 from colocate.core.buffer import Buffer
 from colocate.core.events import PromptCursor
@@ -14,7 +15,7 @@ _YOUNGEST = Version(2**62)
 
 
 class PromptStream:
-    """Positions of the prompt stream, each drawn once; a resume first redraws what was pending."""
+    """Positions of the prompt stream, each drawn once; what was given up is drawn again first."""
 
     def __init__(self, cursor: PromptCursor) -> None:
         self._next = cursor.next_position
@@ -27,11 +28,14 @@ class PromptStream:
         self._next = GroupId(position + 1)
         return position
 
-    def cursor(self, resident: tuple[GroupId, ...]) -> PromptCursor:
-        """What a checkpoint must know, given the groups that are drawn and not yet trained."""
-        return PromptCursor(
-            next_position=self._next, pending=tuple(sorted({*resident, *self._again}))
-        )
+    def draw_again(self, positions: Iterable[GroupId]) -> None:
+        """Before any others, in the order of the stream."""
+        self._again = deque(sorted({*self._again, *positions}))
+
+    @property
+    def cursor(self) -> PromptCursor:
+        """What a checkpoint must know, beside the groups that are resident."""
+        return PromptCursor(next_position=self._next, pending=tuple(self._again))
 
 
 class RequestQueue:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from colocate.core import actions as act
 from colocate.core import events as ev
 from colocate.core.audit_memory import MemoryAuditor
 from colocate.core.audit_replay import ReplayAuditor, Trained
+from colocate.core.audit_resumption import Life, ResumptionAuditor
 from colocate.core.phases import Phase
 from colocate.core.settings import Settings
-from colocate.core.types import BatchId, Ending, FinishReason, GroupId, TrajectoryId
+from colocate.core.types import Ending, FinishReason, GroupId, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +30,6 @@ class Violation:
     message: str
 
 
-@dataclass(slots=True)
-class _Life:
-    group: GroupId
-    attempt: int = 0
-    versions: Counter[int] = field(default_factory=Counter)
-    digest: str = ""
-    finished: bool = False
-    reward: float = 0.0
-    ending: Ending | None = None
-    trained_in: BatchId | None = None
-
-
 class Auditor:
     """Feed it every line in order; then ``finish``."""
 
@@ -48,7 +37,7 @@ class Auditor:
         self.violations: list[Violation] = []
         self.num_events = 0
         self.num_batches = 0
-        self._lives: dict[TrajectoryId, _Life] = {}
+        self._lives: dict[TrajectoryId, Life] = {}
         self._admitted: defaultdict[GroupId, list[TrajectoryId]] = defaultdict(list)
         self._settings: Settings | None = None
         self._trainer_version = 0
@@ -59,6 +48,7 @@ class Auditor:
         self._may_generate = False
         self._memory = MemoryAuditor()
         self._replays = ReplayAuditor()
+        self._resumption = ResumptionAuditor()
         self._masked_slots: Counter[GroupId] = Counter()
         self._living: Counter[GroupId] = Counter()
         self._passed_over: set[GroupId] = set()
@@ -88,6 +78,10 @@ class Auditor:
             self._check_action(action)
             for message in self._memory.check_action(action):
                 self._report("exclusion", message)
+            for message in self._resumption.check_action(action):
+                self._report("conservation", message)
+        for message in self._resumption.check_line():
+            self._report("conservation", message)
         self._check_limits()
         for finding in self._replays.check_kept():
             self._report(*finding)
@@ -104,6 +98,11 @@ class Auditor:
                 self._settings = event.settings
                 self._replays.start(event.settings)
                 self._trainer_version = self._engine_version = event.version
+            case ev.Restored():
+                self._restored(event)
+            case ev.EpisodeResumed():
+                if life := self._live(event.trajectory, event.attempt):
+                    self._check_base(event.trajectory, life, event.base)
             case ev.PhaseEnded():
                 self._phase_ended(event)
             case ev.TurnReady() | ev.TrajectoryFinished():
@@ -118,14 +117,34 @@ class Auditor:
             case _:
                 pass
 
-    def _live(self, trajectory: TrajectoryId, attempt: int) -> _Life | None:
+    def _restored(self, event: ev.Restored) -> None:
+        """What the checkpoint held is this life's, unless it is given up."""
+        residents = event.buffer.residents
+        for record in residents.trajectories:
+            self._masked_slots[record.group] += record.ending is Ending.MASKED
+        for trajectory, life in self._resumption.restore(residents).items():
+            self._lives[trajectory] = life
+            self._admitted[life.group].append(trajectory)
+            self._living[life.group] += 1
+        self._replays.restore(event.buffer.replays)
+
+    def _given_up(self, action: act.GiveUpGroup) -> None:
+        members = {t for t, life in self._lives.items() if life.group == action.group}
+        if members != {*action.trajectories}:
+            self._report("conservation", f"group {action.group} was not given up as a whole")
+        for trajectory in members:
+            del self._lives[trajectory]
+        for of_groups in (self._admitted, self._living, self._masked_slots):
+            of_groups.pop(action.group, None)
+
+    def _live(self, trajectory: TrajectoryId, attempt: int) -> Life | None:
         life = self._lives.get(trajectory)
         if life is None:
             self._report("conservation", f"trajectory {trajectory} was never admitted")
             return None
         return life if life.ending is None and life.attempt == attempt else None
 
-    def _take_in(self, event: ev.TurnReady | ev.TrajectoryFinished, life: _Life) -> None:
+    def _take_in(self, event: ev.TurnReady | ev.TrajectoryFinished, life: Life) -> None:
         if isinstance(event, ev.TurnReady):
             life.digest = event.digest
             return
@@ -134,7 +153,7 @@ class Auditor:
         life.finished = not event.masked
         life.reward = event.reward
 
-    def _check_base(self, trajectory: TrajectoryId, life: _Life, base: str) -> None:
+    def _check_base(self, trajectory: TrajectoryId, life: Life, base: str) -> None:
         if base != life.digest:
             self._report(
                 "fidelity", f"trajectory {trajectory} was {life.digest}, and goes on from {base}"
@@ -214,6 +233,8 @@ class Auditor:
                 self._inflight[action.request] = action.trajectory
             case act.EndTrajectory():
                 self._ended(action)
+            case act.GiveUpGroup():
+                self._given_up(action)
             case act.ForgetContent():
                 for finding in self._replays.forget(action):
                     self._report(*finding)
@@ -238,13 +259,13 @@ class Auditor:
             if known is not None:
                 self._report("conservation", f"trajectory {action.trajectory} admitted twice")
             self._admitted[action.group].append(action.trajectory)
-            self._lives[action.trajectory] = _Life(group=action.group)
+            self._lives[action.trajectory] = Life(group=action.group)
             self._living[action.group] += 1
             self._check_admission(action.group)
         elif known is None or known.ending or known.trained_in is not None:
             self._report("conservation", f"trajectory {action.trajectory} cannot begin again")
         else:
-            self._lives[action.trajectory] = _Life(group=action.group, attempt=action.attempt)
+            self._lives[action.trajectory] = Life(group=action.group, attempt=action.attempt)
 
     def _ended(self, action: act.EndTrajectory) -> None:
         life = self._lives.get(action.trajectory)
@@ -300,7 +321,7 @@ class Auditor:
         if self._living.total() > settings.max_resident + spares:
             self._report("bound", f"{self._living.total()} trajectories are resident")
 
-    def _check_cancelled(self, trajectory: TrajectoryId, life: _Life) -> None:
+    def _check_cancelled(self, trajectory: TrajectoryId, life: Life) -> None:
         settings = self._settings
         assert settings is not None
         if not (settings.redundant_per_group or settings.redundant_groups):

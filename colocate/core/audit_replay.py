@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from colocate.core import actions as act
+from colocate.core.audit_resumption import tokens_by_version
+from colocate.core.buffer_snapshot import ReplaysRecord
 from colocate.core.settings import Settings
 from colocate.core.types import BatchId, GroupId, ReplayId, ReplayLease, TrajectoryId
 
@@ -59,6 +61,22 @@ class ReplayAuditor:
         """A trajectory ended as trained, and its content stays."""
         group = self._groups.setdefault(trained.group, _Group())
         group.members[trajectory] = trained
+
+    def restore(self, record: ReplaysRecord) -> None:
+        """What the checkpoint held; a use that was out when it was written never came to be."""
+        for kept in record.kept:
+            members = {
+                member.id: Trained(
+                    group=kept.group,
+                    origin=kept.origin,
+                    reward=member.reward or 0.0,
+                    digest=member.digest,
+                    versions=tokens_by_version(member),
+                )
+                for member in kept.members
+            }
+            self._groups[kept.group] = _Group(members, num_uses=kept.num_uses - kept.num_out)
+        self._num_kept = len(record.kept)
 
     def check_kept(self) -> Iterator[Finding]:
         """After each line: what is kept is bounded, and worth it."""

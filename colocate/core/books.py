@@ -15,6 +15,7 @@ from colocate.core.group_tally import GroupTally
 from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
 from colocate.core.replay_buffer import Replay
+from colocate.core.resumed_tally import ResumedTally
 from colocate.core.types import Ending, Span, Version
 
 MAX_REASONS = 500
@@ -51,6 +52,7 @@ class Books:
     mismatch: MismatchBook = field(default_factory=MismatchBook)
     replayed: int = 0
     replay_lags: Counter[int] = field(default_factory=Counter)
+    resumed: ResumedTally = field(default_factory=ResumedTally)
     groups: GroupTally = field(default_factory=GroupTally)
     phase_s: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     _swap_windows: list[tuple[float, float | None]] = field(default_factory=list)
@@ -157,6 +159,7 @@ class Books:
                 "mean_trained_lag": _mean(self.lags),
                 "histogram": {str(k): n for k, n in sorted(self.lags.items())},
             },
+            "resumed": self.resumed.summary(),
             "redundancy": self.redundancy(),
             "replay": {
                 "max_lag": max(self.replay_lags, default=None),

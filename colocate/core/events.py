@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from colocate.core.buffer_snapshot import BufferSnapshot
 from colocate.core.phases import Phase
 from colocate.core.remedies import Remedy
 from colocate.core.settings import Settings
@@ -35,7 +36,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCursor:
-    """Where the prompt stream stands: what comes next, and what was drawn and not yet trained."""
+    """Where the prompt stream stands: what comes next, and what is to be drawn once more first."""
 
     next_position: GroupId = GroupId(0)
     pending: tuple[GroupId, ...] = ()
@@ -54,6 +55,27 @@ class RunStarted(Event):
     version: Version = Version(0)
     cursor: PromptCursor = PromptCursor()
     learned: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePosition:
+    """A line of a journal, by its number and its chain."""
+
+    seq: int
+    chain: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    """The second event of a journal whose run resumes with a buffer.
+
+    Attributes:
+        buffer: As the checkpoint holds it.
+        saved_after: The line of the earlier life's journal that the checkpoint was written after.
+    """
+
+    buffer: BufferSnapshot
+    saved_after: LinePosition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +153,30 @@ class TurnReady(Event):
     busy_s: float
     base: str
     digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeResumed(Event):
+    """The environment of a trajectory of an earlier life is where it was; it has been replayed.
+
+    ``num_steps`` recorded actions were taken again, and every answer was as recorded.
+    """
+
+    trajectory: TrajectoryId
+    attempt: int
+    num_steps: int
+    busy_s: float
+    base: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeNotResumed(Event):
+    """The environment of a trajectory of an earlier life cannot be brought to where it was."""
+
+    trajectory: TrajectoryId
+    attempt: int
+    reason: str
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

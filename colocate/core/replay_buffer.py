@@ -16,6 +16,12 @@ from dataclasses import dataclass
 
 from colocate.core import staleness
 from colocate.core.actions import Action, ForgetContent
+from colocate.core.buffer_snapshot import (
+    KeptRecord,
+    ReplaysRecord,
+    ReplayUse,
+    TrajectoryRecord,
+)
 from colocate.core.reward_spread import has_spread
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError, Trajectory
@@ -52,6 +58,25 @@ class _Kept:
     oldest: Version
     num_uses: int = 0
     num_out: int = 0
+
+    @classmethod
+    def revive(cls, record: KeptRecord) -> _Kept:
+        oldest = staleness.oldest(span for member in record.members for span in member.spans)
+        assert oldest is not None, "a group without tokens is never kept"
+        return cls(
+            group=record.group,
+            origin=record.origin,
+            members=tuple(member.revive() for member in record.members),
+            oldest=oldest,
+            num_uses=record.num_uses,
+            num_out=record.num_out,
+        )
+
+
+def _forget(kept: _Kept, reason: str) -> ForgetContent:
+    return ForgetContent(
+        group=kept.group, trajectories=tuple(m.id for m in kept.members), reason=reason
+    )
 
 
 class ReplayBuffer:
@@ -135,25 +160,63 @@ class ReplayBuffer:
         for group in dict.fromkeys(member.group for member in trained):
             self._consider(batch, tuple(m for m in trained if m.group == group))
         return [
-            ForgetContent(
-                group=kept.group, trajectories=tuple(m.id for m in kept.members), reason=reason
-            )
+            _forget(kept, reason)
             for kept, reason in self._trim(next_version)
             if kept.group in known
         ]
 
+    # Across a restart
+
+    def snapshot(self) -> ReplaysRecord:
+        """All of it but the content, as ``restore`` takes it."""
+        kept = (
+            KeptRecord(
+                group=kept.group,
+                origin=kept.origin,
+                members=tuple(TrajectoryRecord.of(member) for member in kept.members),
+                num_uses=kept.num_uses,
+                num_out=kept.num_out,
+            )
+            for kept in self._kept.values()
+        )
+        return ReplaysRecord(kept=tuple(kept), next_replay=self._next_replay)
+
+    def restore(self, record: ReplaysRecord) -> None:
+        """Becomes what was recorded; what it held before is forgotten."""
+        self._kept = {kept.group: _Kept.revive(kept) for kept in record.kept}
+        self._next_replay = record.next_replay
+
+    def revive(self, use: ReplayUse) -> Replay:
+        members = self._kept[use.lease.group].members
+        return Replay(lease=use.lease, members=members, replaced=use.replaced)
+
+    def take_up(self, unused: Collection[Replay], next_version: Version) -> list[Action]:
+        """After a restart: uses that never came to be are taken back, and what has to go goes."""
+        for replay in unused:
+            kept = self._kept[replay.lease.group]
+            kept.num_uses -= 1
+            kept.num_out -= 1
+        unfit = [kept for kept in self._kept.values() if not self._is_worth(kept.members)]
+        for kept in unfit:
+            del self._kept[kept.group]
+        gone = [(kept, "its rewards are no longer spread enough") for kept in unfit]
+        return [_forget(kept, reason) for kept, reason in (*gone, *self._trim(next_version))]
+
     # Inside
+
+    def _is_worth(self, members: Sequence[Trajectory]) -> bool:
+        rewards = [member.reward for member in members if member.reward is not None]
+        settings = self._settings
+        return has_spread(
+            rewards, min_std=settings.replay_min_std, min_mean=settings.replay_min_mean
+        )
 
     def _is_within_bound(self, version: Version, oldest: Version | None) -> bool:
         return staleness.is_within_bound(version, oldest, self._settings.replay_max_staleness)
 
     def _consider(self, batch: BatchId, members: tuple[Trajectory, ...]) -> None:
-        rewards = [member.reward for member in members if member.reward is not None]
         oldest = staleness.oldest(span for member in members for span in member.spans)
-        settings = self._settings
-        if oldest is not None and has_spread(
-            rewards, min_std=settings.replay_min_std, min_mean=settings.replay_min_mean
-        ):
+        if oldest is not None and self._is_worth(members):
             group = members[0].group
             self._kept[group] = _Kept(group=group, origin=batch, members=members, oldest=oldest)
 

@@ -18,7 +18,7 @@ from colocate.core.actions import (
     Sleep,
     Warn,
 )
-from colocate.core.events import PhaseEnded, PromptCursor, Relieved
+from colocate.core.events import PhaseEnded, Relieved
 from colocate.core.eviction import EVERYTHING, Planner, next_deeper
 from colocate.core.memory import EVICTED, TRAINER, MemoryLedger
 from colocate.core.phases import Phase
@@ -91,14 +91,12 @@ class Residency:
         fits = self.is_achieved(Phase.SLEEPING, self.ledger.awake)
         return None if fits else SampleMemory(at_s=time_s)
 
-    def offload(
-        self, checkpoint: PromptCursor | None, version: Version, *, expect: bool
-    ) -> OffloadTrainer | None:
+    def offload(self, version: Version, *, checkpoint: bool, expect: bool) -> OffloadTrainer | None:
         """None where nothing would be done, and nothing is about to need the memory."""
         parts = ordered(self.plan.offload)
-        if self.mode is SleepMode.PAUSE and not parts and checkpoint is None and not expect:
+        if self.mode is SleepMode.PAUSE and not parts and not checkpoint and not expect:
             return None
-        self._offload_s = None if checkpoint is not None or expect else 0.0
+        self._offload_s = None if checkpoint or expect else 0.0
         self._offloaded = self.plan.evicted
         return OffloadTrainer(parts=parts, checkpoint=checkpoint, version=version, expect=expect)
 

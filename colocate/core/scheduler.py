@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from colocate.core import redundancy
+from colocate.core import redundancy, resumption
 from colocate.core.actions import (
     Action,
     EndTrajectory,
@@ -34,9 +34,12 @@ from colocate.core.admission import PromptStream, RequestQueue
 from colocate.core.barren_groups import BarrenGroups
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer
+from colocate.core.buffer_snapshot import BufferSnapshot
 from colocate.core.cost import CostModel
 from colocate.core.events import (
     BatchTrained,
+    EpisodeNotResumed,
+    EpisodeResumed,
     Event,
     Faulted,
     MemorySampled,
@@ -45,6 +48,7 @@ from colocate.core.events import (
     PromptCursor,
     Relieved,
     RequestEnded,
+    Restored,
     RunStarted,
     StopRequested,
     TimerFired,
@@ -61,7 +65,17 @@ from colocate.core.swap import Swapper
 from colocate.core.trajectory import ProtocolError, State, Trajectory, Trigger
 from colocate.core.types import Ending, FinishReason, TrajectoryId
 
-_OF_WORK = frozenset({TurnReady, RequestEnded, TrajectoryFinished, TrajectoryLost, BatchTrained})
+_OF_WORK = frozenset(
+    {
+        TurnReady,
+        RequestEnded,
+        TrajectoryFinished,
+        TrajectoryLost,
+        EpisodeResumed,
+        EpisodeNotResumed,
+        BatchTrained,
+    }
+)
 
 _MAY_BRING_A_SWAP = frozenset({TrajectoryFinished, TrajectoryLost, TimerFired, PhaseEnded})
 
@@ -95,6 +109,9 @@ class Scheduler:
         self._prompts: PromptStream | None = None
         self._handlers: dict[type[Event], Callable[[Any], list[Action]]] = {
             RunStarted: self._run_started,
+            Restored: self._restored,
+            EpisodeResumed: self._episode_resumed,
+            EpisodeNotResumed: self._episode_not_resumed,
             TurnReady: self._turn_ready,
             RequestEnded: self._request_ended,
             TrajectoryFinished: self._trajectory_finished,
@@ -156,6 +173,17 @@ class Scheduler:
             "warnings": list(self.books.warnings),
         }
 
+    @property
+    def cursor(self) -> PromptCursor:
+        """Where the prompt stream stands; what it has given out and is resident is not in it."""
+        return PromptCursor() if self._prompts is None else self._prompts.cursor
+
+    def snapshot(self) -> BufferSnapshot:
+        """What a checkpoint holds of the buffer; ``Restored`` gives it to a new life."""
+        return BufferSnapshot(
+            residents=self.buffer.snapshot(), replays=self.swapper.replays.snapshot()
+        )
+
     def _comes_too_late(self, event: Event) -> bool:
         """A run that closes heeds no work any more, nor a phase that it did not wait for."""
         if self.phase is not Phase.CLOSING:
@@ -215,11 +243,11 @@ class Scheduler:
             actions.append(SubmitRequest(trajectory=trajectory.id, request=request))
         return actions
 
-    # What comes in about trajectories
+    # A run's beginning
 
     def _run_started(self, event: RunStarted) -> list[Action]:
         self._prompts = PromptStream(event.cursor)
-        actions = self.swapper.start(event, cursor=self._cursor)
+        actions = self.swapper.start(event)
         if event.learned is not None:
             try:
                 self.costs.restore(event.learned)
@@ -229,9 +257,54 @@ class Scheduler:
                 actions.append(Warn(message=text))
         return actions
 
-    def _cursor(self) -> PromptCursor:
-        assert self._prompts is not None
-        return self._prompts.cursor(self.buffer.groups)
+    def _restored(self, event: Restored) -> list[Action]:
+        is_new = self.phase is Phase.STARTING and not self.buffer.next_trajectory
+        if not is_new or self._prompts is None:
+            raise ProtocolError("a buffer is restored right after RunStarted, once")
+        actions, given_up = resumption.take_up(
+            event.buffer,
+            self.buffer,
+            self.swapper.replays,
+            self.books,
+            self.settings,
+            self.swapper.trainer_version,
+            event.time_s,
+        )
+        self._prompts.draw_again(given_up)
+        return actions
+
+    def _episode_resumed(self, event: EpisodeResumed) -> list[Action]:
+        trajectory = self._current(event.trajectory, event.attempt)
+        if trajectory is None:
+            return []
+        if trajectory.state is not State.ACTING:
+            raise ProtocolError(f"there is nothing to resume. {trajectory.tell()}")
+        self._check_content(trajectory, event.base)
+        self.books.resumed.continued += 1
+        self.swapper.progress_s = event.time_s
+        if trajectory.wants_turn:
+            trajectory.move(Trigger.TURN_READY, event.time_s)
+            self.requests.wait(trajectory)
+        return []
+
+    def _episode_not_resumed(self, event: EpisodeNotResumed) -> list[Action]:
+        """It begins again: what it had sampled does not go with the answers it would get now."""
+        trajectory = self._current(event.trajectory, event.attempt)
+        if trajectory is None:
+            return []
+        trajectory.check(Trigger.RESTARTED)
+        num_discarded = self.buffer.restart(trajectory, event.time_s)
+        self.books.resumed.restart(event.reason, num_discarded)
+        self.books.tokens["discarded"] += num_discarded
+        self.books.restarts += 1
+        self.swapper.progress_s = event.time_s
+        return [
+            StartTrajectory(
+                trajectory=trajectory.id, group=trajectory.group, attempt=trajectory.attempt
+            )
+        ]
+
+    # What comes in about trajectories
 
     def _current(self, identifier: TrajectoryId, attempt: int) -> Trajectory | None:
         """The trajectory that an event speaks of, or None where the event comes too late."""
@@ -265,6 +338,7 @@ class Scheduler:
         trajectory.move(Trigger.TURN_READY, event.time_s)
         trajectory.digest = event.digest
         trajectory.num_context_tokens = event.num_context_tokens
+        trajectory.num_turns += 1
         self.requests.wait(trajectory)
         return []
 
@@ -298,6 +372,7 @@ class Scheduler:
         trajectory.request = None
         self.books.max_spans = max(self.books.max_spans, len(trajectory.spans))
         self.requests.end(event.request)
+        trajectory.num_turns += not aborted
         if aborted:
             trajectory.resumed = trajectory.num_sampled_tokens > 0
             self.requests.wait(trajectory)

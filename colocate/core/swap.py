@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +34,6 @@ from colocate.core.events import (
     MemorySampled,
     PartsReported,
     PhaseEnded,
-    PromptCursor,
     Relieved,
     RunStarted,
     StopRequested,
@@ -91,8 +89,7 @@ class Swapper:
         self._books = books
         self._costs = costs
         self._departure = Departure(settings, buffer, costs)
-        self._replays = ReplayBuffer(settings)
-        self._cursor: Callable[[], PromptCursor] = PromptCursor
+        self.replays = ReplayBuffer(settings)
         self._entered_s = 0.0
         self._num_entries = 0
         self._num_batches = 0
@@ -118,8 +115,7 @@ class Swapper:
 
     # Beginning and end
 
-    def start(self, event: RunStarted, cursor: Callable[[], PromptCursor]) -> list[Action]:
-        self._cursor = cursor
+    def start(self, event: RunStarted) -> list[Action]:
         self.trainer_version = self.engine_version = self._saved_version = event.version
         self._weights_of = event.version if event.version == 0 else None
         self._expects = event.version > 0 and self._settings.verify_every > 0
@@ -131,16 +127,22 @@ class Swapper:
         ]
 
     def stop_requested(self, event: StopRequested) -> list[Action]:
-        """Closes at once where nothing is half done; otherwise when the present phase ends."""
+        """Closes when the present phase ends; out of the rollout, when it is parked."""
         if self._signal is not None or self.phase is Phase.CLOSING:
             return []
         self._signal = event.signal
         self.outcome = Outcome(status="stopped", signal=event.signal)
         if self.phase is Phase.ROLLOUT:
-            return self._close(event.time_s)
+            # Parked first: what requests in flight have sampled belongs into the checkpoint.
+            self._num_batches, self._parked = 0, False
+            actions = self._enter(Cause.SWAP_DUE, event.time_s)
+            return [*actions, self._grace(event.time_s)]
         if self.phase is Phase.STARTING:  # what it resumes from is on the disk already
             return self._close(event.time_s, checkpoint=False)
-        return [SetTimer(timer="grace", at_s=event.time_s + self._settings.grace_s)]
+        return [self._grace(event.time_s)]
+
+    def _grace(self, time_s: float) -> SetTimer:
+        return SetTimer(timer="grace", at_s=time_s + self._settings.grace_s)
 
     def faulted(self, event: Faulted) -> list[Action]:
         return self.fail(event.error, event.time_s)
@@ -154,15 +156,12 @@ class Swapper:
         unsaved = not at_work and self.trainer_version > self._saved_version
         self.outcome = Outcome(status="failed", error=error, signal=self._signal)
         self._leave(Cause.FAULT, time_s)
-        cursor = self._cursor() if unsaved else None
-        return [CloseRun(checkpoint=cursor, version=self.trainer_version)]
+        return [CloseRun(checkpoint=unsaved, version=self.trainer_version)]
 
     def _close(self, time_s: float, *, checkpoint: bool = True) -> list[Action]:
         self._leave(Cause.CLOSE, time_s)
         makes_one = checkpoint and self.trainer_version > 0
-        action = CloseRun(
-            checkpoint=self._cursor() if makes_one else None, version=self.trainer_version
-        )
+        action = CloseRun(checkpoint=makes_one, version=self.trainer_version)
         limit_s = self._settings.grace_s if self.is_stopping else None
         return [*self._set_deadline(time_s, limit_s), action]
 
@@ -190,7 +189,7 @@ class Swapper:
             return self._close(time_s)
         leases, actions = replace_flat_groups(
             self._buffer,
-            self._replays,
+            self.replays,
             self._books,
             self._buffer.lease(self.trainer_version, self._num_batches, time_s),
             time_s,
@@ -291,7 +290,7 @@ class Swapper:
 
     def batch_trained(self, event: BatchTrained) -> list[Action]:
         lease = self._buffer.leased(event.batch)
-        if self.phase is not Phase.TRAINING or lease is not self._leases[0]:
+        if self.phase is not Phase.TRAINING or lease.batch != self._leases[0].batch:
             raise ProtocolError(f"batch {event.batch} is not the one that is being trained")
         check_acknowledgement(self._buffer, lease, event)
         self._leases.popleft()
@@ -300,7 +299,7 @@ class Swapper:
         self._books.train(lease.version, spans, rewards, lease.replays)
         trained = self._buffer.acknowledge(lease, event.time_s)
         next_version = Version(event.version + len(self._leases))
-        actions = self._replays.acknowledge(lease.batch, lease.replays, trained, next_version)
+        actions = self.replays.acknowledge(lease.batch, lease.replays, trained, next_version)
         if text := self._books.mismatch.observe(event.metrics, event.version):
             actions += self._warn(Warn(message=text))
         for trajectory in trained:
@@ -310,7 +309,7 @@ class Swapper:
                     trajectory=trajectory.id,
                     ending=Ending.TRAINED,
                     reason="",
-                    keeps_content=trajectory.group in self._replays,
+                    keeps_content=trajectory.group in self.replays,
                 )
             )
         self.trainer_version = event.version
@@ -325,7 +324,7 @@ class Swapper:
     def _train_next(self, time_s: float) -> list[Action]:
         lease = self._leases[0]
         self._buffer.check_bound(lease)
-        self._replays.check_bound(lease.version, lease.replays)
+        self.replays.check_bound(lease.version, lease.replays)
         train = Train(
             batch=lease.batch,
             version=lease.version,
@@ -377,8 +376,9 @@ class Swapper:
             case Phase.TRAINER_OFFLOADING:
                 self._saves = self._checkpoint_is_due
                 self._expects = self._verification_is_due
-                cursor = self._cursor() if self._saves else None
-                return residency.offload(cursor, self.trainer_version, expect=self._expects)
+                return residency.offload(
+                    self.trainer_version, checkpoint=self._saves, expect=self._expects
+                )
             case Phase.WEIGHTS_WAKING:
                 return WakeWeights() if residency.weights_are_asleep else None
             case Phase.PUBLISHING:
@@ -426,6 +426,8 @@ class Swapper:
     def timer_fired(self, event: TimerFired) -> list[Action]:
         if event.timer == self._deadline_name and self.phase is not Phase.ROLLOUT:
             return self.fail(self._explain_deadline(), event.time_s)
+        if event.timer == "grace" and self.phase is Phase.PARKING:
+            return self._close(event.time_s)  # without what a stuck engine has sampled
         if event.timer == "grace" and self.phase is not Phase.CLOSING:
             self.outcome = Outcome(
                 status="stopped",

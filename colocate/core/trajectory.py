@@ -21,6 +21,9 @@ class State(StrEnum):
     ENDED = "ended"
 
 
+UNFINISHED = (State.ACTING, State.QUEUED, State.GENERATING)
+
+
 class Trigger(StrEnum):
     """What moves a trajectory from state to state."""
 
@@ -30,6 +33,8 @@ class Trigger(StrEnum):
     ABORTED = "aborted"
     SCORED = "scored"
     LEASED = "leased"
+    RETURNED = "returned"
+    TAKEN_UP = "taken up"
     RESTARTED = "restarted"
     ENDED = "ended"
 
@@ -41,6 +46,8 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.GENERATING, Trigger.ABORTED): State.QUEUED,
     (State.ACTING, Trigger.SCORED): State.FINISHED,
     (State.FINISHED, Trigger.LEASED): State.LEASED,
+    (State.LEASED, Trigger.RETURNED): State.FINISHED,
+    **{(s, Trigger.TAKEN_UP): State.ACTING for s in UNFINISHED},
     (State.ACTING, Trigger.RESTARTED): State.ACTING,
     (State.QUEUED, Trigger.RESTARTED): State.ACTING,
     (State.FINISHED, Trigger.RESTARTED): State.ACTING,
@@ -63,6 +70,8 @@ class Trajectory:
         attempt: Raised by a restart; events of an earlier attempt are late.
         spans: Of the sampled tokens so far.
         digest: Of the whole content, as last told; "" before anything was told.
+        num_turns: Texts of its content so far: the prompt's, an agent's, an environment's, and so
+            on by turns. The observation that comes with the episode's end is not counted.
         crossings: Swaps that it crossed unfinished with tokens sampled.
         num_requests: Requests made so far; numbers the next one.
         resumed: Its next request continues a turn that a park cut, or re-reads a context whose
@@ -76,13 +85,16 @@ class Trajectory:
     spans: tuple[Span, ...] = ()
     digest: str = ""
     num_context_tokens: int = 0
+    num_turns: int = 0
     reward: float | None = None
     crossings: int = 0
     num_requests: int = 0
     request: str | None = None
     resumed: bool = False
     ending: Ending | None = None
-    story: deque[tuple[float, Trigger]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    story: deque[tuple[float, Trigger]] = field(
+        default_factory=lambda: deque(maxlen=STORY_LENGTH), compare=False
+    )
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -94,7 +106,12 @@ class Trajectory:
 
     @property
     def is_unfinished(self) -> bool:
-        return self.state in (State.ACTING, State.QUEUED, State.GENERATING)
+        return self.state in UNFINISHED
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether the agent is next to speak, and not its environment."""
+        return self.num_turns % 2 == 1
 
     def check(self, trigger: Trigger) -> State:
         """The state that the trigger leads to.

@@ -12,16 +12,25 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from colocate.core.actions import Action, EndTrajectory, StartTrajectory, SubmitRequest
+from colocate.core.actions import (
+    Action,
+    EndTrajectory,
+    GiveUpGroup,
+    StartTrajectory,
+    SubmitRequest,
+)
 from colocate.core.decoding import DecodeModel
 from colocate.core.events import (
+    EpisodeResumed,
     Event,
     RequestEnded,
+    Restored,
     TrajectoryFinished,
     TrajectoryLost,
     TurnReady,
 )
 from colocate.core.survival import Survival
+from colocate.core.trajectory import State
 from colocate.core.types import Ending, FinishReason, TrajectoryId
 
 LAST_TURN_BIN = 24
@@ -50,6 +59,7 @@ class _Member:
     num_cached: int = 0
     epoch: int = 0
     resumed: bool = False
+    wants_turn: bool = False  # of an earlier life's, until it is resumed
 
 
 @dataclass(slots=True)
@@ -140,6 +150,10 @@ class Workload:
         match event:
             case TurnReady():
                 self._turn_ready(event)
+            case Restored():
+                self._restored(event)
+            case EpisodeResumed():
+                self._resumed(event)
             case RequestEnded():
                 self._request_ended(event)
             case TrajectoryFinished():
@@ -168,6 +182,9 @@ class Workload:
                 if member is not None and action.ending is Ending.TRAINED:
                     self.num_trained += 1
                     self.num_trained_tokens += member.num_tokens
+            case GiveUpGroup():
+                for trajectory in action.trajectories:
+                    self._leave(self._members.pop(trajectory, None))
             case _:
                 pass
 
@@ -245,7 +262,7 @@ class Workload:
         return over * (1 - self.turn_tokens.still(done, left_s / 2 / token_s))
 
     def snapshot(self) -> dict[str, Any]:
-        """What was learned; not who is where, since no trajectory outlives its run's process."""
+        """What was learned; not who is where, which ``Restored`` tells a new life."""
         return {
             "decode": self.decode.snapshot(),
             "begin_s": self.begin_s.snapshot(),
@@ -317,6 +334,25 @@ class Workload:
         member.num_turn_tokens = 0
         member.stage, member.since_s = Stage.QUEUED, event.time_s
         self._enter(member)
+
+    def _restored(self, event: Restored) -> None:
+        """Who was there in an earlier life; its tokens are not counted as generated again."""
+        for record in event.buffer.residents.trajectories:
+            if record.state is State.ENDED:
+                continue
+            stage = Stage.WAITING if record.is_unfinished else Stage.DONE
+            member = _Member(record.attempt, stage, event.time_s, turn=record.num_turns // 2)
+            member.num_tokens = record.num_sampled_tokens
+            member.num_context = record.num_context_tokens
+            member.wants_turn = record.num_turns % 2 == 1
+            member.epoch = self._epoch - 1  # no engine has read it
+            self._members[record.id] = member
+            self._enter(member)
+
+    def _resumed(self, event: EpisodeResumed) -> None:
+        member = self._member(event.trajectory, event.attempt)
+        if member is not None:
+            self._move(member, Stage.QUEUED if member.wants_turn else Stage.WAITING, event.time_s)
 
     def _submit(self, action: SubmitRequest, time_s: float) -> None:
         member = self._members.get(action.trajectory)

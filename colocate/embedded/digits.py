@@ -30,6 +30,8 @@ class DigitSearch:
     4, 4, 4, that is ``1 - 0.1 x 1.9``.
     """
 
+    is_replayable = True
+
     def __init__(self, max_turns: int = 5) -> None:
         self._max_turns = max_turns
         self._secret = 0

@@ -57,7 +57,7 @@ def build_embedded_model(
     return folder
 
 
-def character_tokenizer():  # type: ignore[no-untyped-def]
+def character_tokenizer() -> Any:
     """A ``tokenizers.Tokenizer`` with one token a character."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 

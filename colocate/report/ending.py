@@ -119,6 +119,8 @@ def run_facts(
         "carried over",
         f"{carried} crossed a swap unfinished, with {counted(tokens['carried'], 'token')}",
     )
+    if resumed := _resumed(summary.get("resumed")):
+        yield "resumed with", resumed
     yield "staleness", _staleness(summary["staleness"])
     if summary["mismatch"]["mean_abs_logprob_diff"] is not None:
         yield "mismatch", _mismatch(summary["mismatch"])
@@ -183,6 +185,22 @@ def _trajectories(ended: Mapping[str, int]) -> str:
         if number and name not in ("admitted", "replayed")
     ]
     return f"{count(ended['admitted'])} begun: " + (", ".join(shown) or "none ended")
+
+
+def _resumed(resumed: Mapping[str, Any] | None) -> str:
+    """What the checkpoint held and what became of its partials; "" where it held nothing."""
+    if resumed is None or not resumed["finished"] + resumed["partials"] + resumed["begun"]:
+        return ""
+    text = (
+        f"{count(resumed['finished'])} finished and {count(resumed['partials'])} partial "
+        f"trajectories of the checkpoint, {counted(resumed['tokens'], 'token')}"
+    )
+    for name, words in (("restarted", "began again"), ("given_up", "had no place")):
+        if resumed[name]:
+            text += f"; {count(resumed[name])} {words}"
+    if resumed["reasons"]:
+        text += f" (most often: {next(iter(resumed['reasons']))})"
+    return text
 
 
 def _staleness(staleness: Mapping[str, Any]) -> str:

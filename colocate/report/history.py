@@ -25,6 +25,8 @@ _ROUTINE = (
     act.StartTrajectory,
     act.SubmitRequest,
     act.EndTrajectory,
+    act.ResumeTrajectory,
+    act.GiveUpGroup,
     act.SetTimer,
     act.SampleMemory,
     act.Train,
@@ -45,7 +47,10 @@ class Generation:
 
 @dataclass(slots=True)
 class Life:
-    """A trajectory from its admission to its end. Times in seconds on the run's clock."""
+    """A trajectory from its admission to its end. Times in seconds on the run's clock.
+
+    ``num_before``: tokens that it had sampled in an earlier life of the run.
+    """
 
     trajectory: int
     group: int
@@ -53,13 +58,15 @@ class Life:
     ended_s: float | None = None
     ending: str = RESIDENT
     reason: str = ""
+    num_before: int = 0
     generations: list[Generation] = field(default_factory=list)
     environments: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Sampled tokens."""
-        return sum(span.length for one in self.generations for span in one.spans)
+        sampled = sum(span.length for one in self.generations for span in one.spans)
+        return self.num_before + sampled
 
 
 @dataclass(slots=True)
@@ -135,7 +142,7 @@ class _Reader:
         self._history.num_events += 1
         self._of_event(event)
         for action in entry.actions:
-            self._of_action(event.time_s, action)
+            self._of_action(event.time_s, action, is_stop=isinstance(event, ev.StopRequested))
         if self._decision is not None:
             self._add_facts(self._decision, entry.actions)
         if isinstance(event, ev.PhaseEnded) and event.phase in (Phase.STARTING, Phase.KV_WAKING):
@@ -163,6 +170,15 @@ class _Reader:
             case ev.TurnReady() | ev.TrajectoryFinished() | ev.TrajectoryLost():
                 if life := self._alive.get(event.trajectory):
                     life.environments.append((event.time_s - event.busy_s, event.time_s))
+            case ev.Restored():
+                for record in event.buffer.residents.trajectories:
+                    if record.ending is None:
+                        self._alive[record.id] = Life(
+                            record.id,
+                            record.group,
+                            event.time_s,
+                            num_before=record.num_sampled_tokens,
+                        )
             case ev.Faulted():
                 self._notice(event.time_s, "fault", event.error)
             case ev.StopRequested():
@@ -170,7 +186,7 @@ class _Reader:
             case _:
                 pass
 
-    def _of_action(self, time_s: float, action: act.Action) -> None:
+    def _of_action(self, time_s: float, action: act.Action, *, is_stop: bool) -> None:
         match action:
             case act.StartTrajectory():
                 # A later attempt goes on with the same life.
@@ -186,7 +202,10 @@ class _Reader:
                     self._count(ended, time_s)
                 if action.ending is Ending.EXPIRED and self._decision is not None:
                     self._decision.num_expired += 1
-            case act.Park():
+            case act.GiveUpGroup():
+                for trajectory in action.trajectories:
+                    self._alive.pop(trajectory, None)
+            case act.Park() if not is_stop:
                 self._decision = Decision(time_s, time_s - self._rollout_since_s)
                 self._history.decisions.append(self._decision)
             case act.Train() if self._decision is not None:

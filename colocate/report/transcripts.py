@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from colocate.rollout.content import Speaker
+from colocate.run_state import Speaker
 
 SCHEMA = pa.schema(
     [

@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from colocate.core.actions import Train
+from colocate.core.buffer_snapshot import BufferSnapshot
 from colocate.core.types import BatchId, GroupId, TrajectoryId
 from colocate.ports import PromptSource, TrainingBatch, TrainingSample
 from colocate.rollout.content import Content, ContentStore
 from colocate.rollout.runner import Desk, Runner
+from colocate.run_state import RunState, SavedContent
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +42,33 @@ class Floor:
     def start(self, trajectory: TrajectoryId, group: GroupId, attempt: int) -> None:
         """Begins an attempt; an earlier one of the same trajectory is ended first."""
         self._cancel(trajectory)
+        self.contents.begin(trajectory)
+        self._run(trajectory, group, attempt)
+
+    def take_up(self, state: RunState) -> None:
+        """The contents of an earlier life; ``resume`` goes on with the unfinished of them."""
+        for record in () if state.buffer is None else state.buffer.contents:
+            self._groups[record.id] = record.group
+            self.contents.take_up(record.id, state.contents.get(record.id))
+
+    def resume(self, trajectory: TrajectoryId, group: GroupId, attempt: int) -> None:
+        """Goes on with an attempt of an earlier life, from the content that was taken up."""
+        self._run(trajectory, group, attempt)
+
+    def save(self, buffer: BufferSnapshot) -> dict[TrajectoryId, SavedContent]:
+        """Copies of the contents of a buffer, each as far as the buffer knows of it."""
+        return {
+            record.id: self.contents[record.id].save(
+                record.num_context_tokens, record.num_turns if record.is_unfinished else None
+            )
+            for record in buffer.contents
+            if record.num_context_tokens
+        }
+
+    def _run(self, trajectory: TrajectoryId, group: GroupId, attempt: int) -> None:
         runner = Runner(
             self._desk,
-            self.contents.begin(trajectory),
+            self.contents[trajectory],
             self._prompts.prompt(group),
             trajectory=trajectory,
             group=group,

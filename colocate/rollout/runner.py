@@ -5,6 +5,8 @@
                     ^            |
                     +-- abort ---+   a park cut the turn: wait at the gate, go on from its tokens
 
+    A trajectory of an earlier life comes in at the gate, or at its step: EpisodeResumed.
+
 Environment steps and rewards never wait for the gate; every one has a deadline.
 """
 
@@ -13,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from colocate.core.events import (
+    EpisodeNotResumed,
+    EpisodeResumed,
     Event,
     RequestEnded,
     TrajectoryFinished,
@@ -27,7 +30,6 @@ from colocate.core.events import (
 )
 from colocate.core.types import Ending, FinishReason, GroupId, Span, TrajectoryId
 from colocate.ports import (
-    Environment,
     EnvironmentFactory,
     Generation,
     GenerationRequest,
@@ -35,10 +37,12 @@ from colocate.ports import (
     Prompt,
     StepOutcome,
 )
-from colocate.rollout.content import Content, Speaker
-from colocate.rollout.faults import USER_FAULTS, ends_the_task
+from colocate.rollout.content import Content
 from colocate.rollout.gate import Gate
+from colocate.rollout.guarded import EnvironmentFault, GuardedEnvironment, check_text
+from colocate.rollout.resumption import NotResumed, replay
 from colocate.rollout.seam import cut_at_stop
+from colocate.run_state import Speaker
 
 logger = logging.getLogger(__name__)
 
@@ -109,10 +113,6 @@ class RolloutRules:
     step_timeout_s: float
 
 
-class EnvironmentFault(Exception):
-    """A passing fault of an environment: the trajectory is filtered, its slot refilled."""
-
-
 class RewardFault(Exception):
     """A reward function broke: the trajectory has failed."""
 
@@ -134,7 +134,7 @@ class Desk:
 def derive_seed(run: int, group: int, trajectory: int, attempt: int, *purpose: object) -> int:
     """Of run, prompt, trajectory, attempt and purpose: no two draws share one.
 
-    The prompt is among them since a resumed run numbers its trajectories from 0 again.
+    The prompt is among them since a run that resumes without its buffer numbers from 0 again.
     """
     name = repr((run, group, trajectory, attempt, *purpose))
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
@@ -142,6 +142,8 @@ def derive_seed(run: int, group: int, trajectory: int, attempt: int, *purpose: o
 
 class Runner:
     """Runs one attempt at one trajectory. Cancelling its task ends it quietly.
+
+    A content that has turns already is of an earlier life: it is gone on from.
 
     ``is_over``: it has posted its last event, and at most closes its environment.
     """
@@ -165,75 +167,121 @@ class Runner:
         self._began_s = desk.now_s()
         self._reward = 0.0
         self._facts: Mapping[str, Any] = {}
+        self._is_resuming = bool(content.turns)
         self.is_over = False
 
     async def run(self) -> None:
-        """Posts events until the trajectory is finished or lost."""
-        environment: Environment | None = None
+        """Posts events until the trajectory is finished, lost, or cannot be resumed."""
+        desk = self._desk
+        environment: GuardedEnvironment | None = None
         try:
-            environment = self._make_environment()
+            environment = GuardedEnvironment(
+                desk.make_environment, self._trajectory, limit_s=desk.rules.step_timeout_s
+            )
             await self._play(environment)
+        except NotResumed as reason:
+            self._begin_again(str(reason))
         except EnvironmentFault as fault:
-            self._lose(Ending.FILTERED, str(fault))
+            if self._is_resuming:
+                self._begin_again(f"its environment broke when it was replayed: {fault}")
+            else:
+                self._lose(Ending.FILTERED, str(fault))
         except RewardFault as fault:
             self._lose(Ending.FAILED, str(fault))
         finally:
             self.is_over = True
             if environment is not None:
-                await self._close(environment)
+                await environment.close()
 
-    async def _play(self, environment: Environment) -> None:
-        rules = self._desk.rules
+    async def _play(self, environment: GuardedEnvironment) -> None:
+        content, max_turns = self._content, self._desk.rules.max_turns
+        if self._is_resuming:
+            await self._resume(environment)
+        else:
+            await self._begin(environment)
+        while True:
+            if not content.awaits_answer:
+                await self._take_turn()
+            self._start_clock()
+            outcome = await environment.step(content.turns[-1][1])
+            self._reward += outcome.reward
+            self._facts = {**self._facts, **outcome.facts}
+            cut_by = content.cut_by
+            over = outcome.done or outcome.invalid
+            if not over and content.num_actions >= max_turns:
+                over, cut_by = True, "rollout.max_turns"
+            # An observation that leaves no room for a turn ends the trajectory without it.
+            elif not over and not self._observe("environment", outcome.observation, outcome.reward):
+                over, cut_by = True, "inference.max_model_len"
+            if over:
+                await self._finish(outcome, truncated=None if outcome.invalid else cut_by)
+                return
+
+    async def _begin(self, environment: GuardedEnvironment) -> None:
         self._start_clock()
-        opening = await self._within_deadline(
-            environment.reset(self._prompt, self._seed("environment")), "reset"
-        )
-        _check_text(opening, "reset")
-        _check_text(self._prompt.text, "the prompt source")
+        self._content.environment_seed = self._seed("environment")
+        opening = await environment.reset(self._prompt, self._content.environment_seed)
+        check_text(self._prompt.text, "the prompt source")
         if not self._observe("prompt", self._prompt.text + opening):
             raise EnvironmentFault(
                 "a prompt leaves no room for a turn within inference.max_model_len = "
-                f"{rules.max_model_len} tokens"
+                f"{self._desk.rules.max_model_len} tokens"
             )
-        for turn in range(1, rules.max_turns + 1):
-            action, cut_by = await self._take_turn()
-            self._content.turns.append(("agent", action))
-            self._start_clock()
-            outcome = await self._within_deadline(environment.step(action), "step")
-            self._check_outcome(outcome)
-            self._reward += outcome.reward
-            self._facts = {**self._facts, **outcome.facts}
-            over = outcome.done or outcome.invalid
-            if not over and turn == rules.max_turns:
-                over, cut_by = True, "rollout.max_turns"
-            # An observation that leaves no room for a turn ends the trajectory without it.
-            elif not over and not self._observe("environment", outcome.observation):
-                over, cut_by = True, "inference.max_model_len"
-            if over:
-                if outcome.observation:
-                    self._content.turns.append(("environment", outcome.observation))
-                await self._finish(
-                    masked=outcome.invalid, truncated=None if outcome.invalid else cut_by
-                )
-                return
+
+    async def _resume(self, environment: GuardedEnvironment) -> None:
+        """Brings the environment to where the content is, which nothing is appended to."""
+        content, desk = self._content, self._desk
+        self._start_clock()
+        if not content.awaits_answer and self._room_for_turn() <= self._num_turn_tokens():
+            raise NotResumed(
+                "its turn has no room left: rollout.max_new_tokens or inference.max_model_len "
+                "is smaller than before"
+            )
+        replayed = await replay(environment, self._prompt, content)
+        self._reward, self._facts = replayed.reward, replayed.facts
+        self._is_resuming = False
+        now_s = desk.now_s()
+        desk.post(
+            EpisodeResumed(
+                time_s=now_s,
+                trajectory=self._trajectory,
+                attempt=self._attempt,
+                num_steps=replayed.num_steps,
+                busy_s=now_s - self._began_s,
+                base=content.digest(),
+            )
+        )
+
+    def _begin_again(self, reason: str) -> None:
+        now_s = self._desk.now_s()
+        self._desk.post(
+            EpisodeNotResumed(
+                time_s=now_s,
+                trajectory=self._trajectory,
+                attempt=self._attempt,
+                reason=reason,
+                busy_s=now_s - self._began_s,
+            )
+        )
 
     # Turns
 
     def _room_for_turn(self) -> int:
+        """Tokens that the turn may have that begins where the last one has ended."""
         rules = self._desk.rules
-        return min(rules.max_new_tokens, rules.max_model_len - len(self._content))
+        return min(rules.max_new_tokens, rules.max_model_len - self._content.turn_ends[-1])
 
-    async def _take_turn(self) -> tuple[str, str | None]:
-        """Generates one turn, over as many parks as it takes.
+    def _num_turn_tokens(self) -> int:
+        return len(self._content) - self._content.turn_ends[-1]
 
-        Returns its text, and the configuration's name of what cut it short; None where it stopped.
-        """
+    async def _take_turn(self) -> None:
+        """Generates one turn, or the rest of one, over as many parks as it takes."""
         desk = self._desk
-        begins_at = len(self._content)
+        begins_at = self._content.turn_ends[-1]
         room = self._room_for_turn()
         while True:
             request = await desk.gate.wait(self._trajectory)
-            num_left = room - (len(self._content) - begins_at)
+            num_left = room - self._num_turn_tokens()
             base = self._content.digest()
             generation = await self._generate(request, num_left)
             sampled = self._content.token_ids[begins_at:].tolist()
@@ -262,7 +310,9 @@ class Runner:
             )
             if finish_reason is not FinishReason.ABORT:
                 text = desk.tokenizer.decode(self._content.token_ids[begins_at:].tolist())
-                return text, self._what_cut(finish_reason, room)
+                self._content.cut_by = self._what_cut(finish_reason, room)
+                self._content.say("agent", text)
+                return
 
     def _what_cut(self, finish_reason: FinishReason, room: int) -> str | None:
         """A turn whose last token that had room happens to be a stop token was not cut."""
@@ -307,37 +357,7 @@ class Runner:
     def _start_clock(self) -> None:
         self._began_s = self._desk.now_s()
 
-    async def _within_deadline(self, work: Awaitable[T], what: str) -> T:
-        limit_s = self._desk.rules.step_timeout_s
-        try:
-            async with asyncio.timeout(limit_s) as deadline:
-                return await work
-        except USER_FAULTS as error:
-            if ends_the_task(error):
-                raise
-            if deadline.expired():
-                raise EnvironmentFault(
-                    f"{what} did not answer within environment.step_timeout_s = {limit_s} s"
-                ) from None
-            logger.warning("trajectory %s: %s broke", self._trajectory, what, exc_info=error)
-            raise EnvironmentFault(f"{what} raised {type(error).__name__}: {error}") from error
-
-    def _check_outcome(self, outcome: StepOutcome) -> None:
-        if not isinstance(outcome, StepOutcome):
-            raise EnvironmentFault(f"step returned {type(outcome).__name__}, not a StepOutcome")
-        _check_text(outcome.observation, "step")
-        if not isinstance(outcome.reward, (int, float)) or not math.isfinite(outcome.reward):
-            raise EnvironmentFault(
-                f"step returned the reward {outcome.reward!r}, not a finite int or float"
-            )
-
-    def _make_environment(self) -> Environment:
-        try:
-            return self._desk.make_environment()
-        except (Exception, SystemExit) as error:
-            raise EnvironmentFault(f"making it raised {type(error).__name__}: {error}") from error
-
-    def _observe(self, speaker: Speaker, text: str) -> bool:
+    def _observe(self, speaker: Speaker, text: str, reward: float | None = None) -> bool:
         """Appends text and reports that the trajectory wants to be generated on.
 
         Returns False, and does nothing, where no turn would have room after it.
@@ -347,7 +367,9 @@ class Runner:
             return False
         base = self._content.digest()
         self._content.append_observed(observed)
-        self._content.turns.append((speaker, text))
+        self._content.say(speaker, text)
+        if reward is not None:
+            self._content.rewards.append(reward)
         now_s = self._desk.now_s()
         self._desk.post(
             TurnReady(
@@ -362,9 +384,17 @@ class Runner:
         )
         return True
 
-    async def _finish(self, *, masked: bool, truncated: str | None) -> None:
+    async def _finish(self, outcome: StepOutcome, *, truncated: str | None) -> None:
+        last: list[tuple[Speaker, str]] = []
+        if outcome.observation:
+            last.append(("environment", outcome.observation))
+        reward = self._reward
+        if self._desk.reward is not None:
+            reward = await self._score((*self._content.turns, *last))
+        # Not before the score, which takes its time: a checkpoint holds no half of an ending.
+        for turn in last:
+            self._content.say(*turn)
         self._content.truncated = truncated is not None
-        reward = self._reward if self._desk.reward is None else await self._score()
         now_s = self._desk.now_s()
         self._desk.post(
             TrajectoryFinished(
@@ -374,16 +404,16 @@ class Runner:
                 reward=reward,
                 busy_s=now_s - self._began_s,
                 base=self._content.digest(),
-                masked=masked,
+                masked=outcome.invalid,
                 truncated=truncated,
             )
         )
 
-    async def _score(self) -> float:
+    async def _score(self, turns: Sequence[tuple[Speaker, str]]) -> float:
         assert self._desk.reward is not None
         episode = Episode(
             prompt=self._prompt,
-            turns=tuple(self._content.turns),
+            turns=turns,
             environment_reward=self._reward,
             facts=self._facts,
         )
@@ -410,29 +440,6 @@ class Runner:
                 busy_s=now_s - self._began_s,
             )
         )
-
-    async def _close(self, environment: Environment) -> None:
-        try:
-            async with asyncio.timeout(self._desk.rules.step_timeout_s):
-                await environment.close()
-        except TimeoutError:
-            logger.warning("trajectory %s: its environment did not close in time", self._trajectory)
-        except Exception:
-            logger.warning(
-                "trajectory %s: closing its environment broke", self._trajectory, exc_info=True
-            )
-
-
-def _check_text(text: object, source: str) -> None:
-    if not isinstance(text, str):
-        raise EnvironmentFault(f"{source} returned {type(text).__name__}, not a text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # Neither a tokenizer nor a file takes lone surrogates.
-        raise EnvironmentFault(
-            f"{source} returned a text that is no Unicode: {error}; decode with errors='replace'"
-        ) from error
 
 
 def _cut_spans(spans: Sequence[Span], num_tokens: int) -> tuple[Span, ...]:

@@ -488,7 +488,7 @@ class Cluster:
         copied = self.device.bytes_of(action.parts)
         self.device.evict(action.parts)
         seconds = self._swap.offload_s + self._copy_s(copied)
-        if action.checkpoint is not None:
+        if action.checkpoint:
             seconds += self._swap.checkpoint_s
         if action.expect:
             seconds += self._swap.verify_s
@@ -541,7 +541,7 @@ class Cluster:
 
     def _close_run(self, action: act.CloseRun) -> None:
         seconds = self._swap.close_s
-        if action.checkpoint is not None:
+        if action.checkpoint:
             seconds += self._swap.checkpoint_s
         self._end_phase(Phase.CLOSING, seconds)
 

@@ -148,6 +148,7 @@ class _Story:
     close_s: float = 0.0
     offloads: list[tuple[bool, bool, float]] = field(default_factory=list)
     kv_wakes: list[tuple[bool, float]] = field(default_factory=list)
+    _earlier: dict[TrajectoryId, _Life] = field(default_factory=dict)  # begun in an earlier life
     _submitted: dict[str, tuple[float, int]] = field(default_factory=dict)
     _version: int = 0
     _began_s: dict[type[act.Action], tuple[float, act.Action]] = field(default_factory=dict)
@@ -161,12 +162,14 @@ class _Story:
                 self._request_ended(event)
             case ev.TrajectoryFinished():
                 self._answered(event.trajectory, event.busy_s)
-                life = self.lives[event.trajectory]
+                life = self._life(event.trajectory)
                 life.reward, life.is_whole = event.reward, True
                 self.num_invalid += event.masked
             case ev.TrajectoryLost():
                 self._answered(event.trajectory, event.busy_s)
                 self.num_failed += "did not answer within" not in event.reason
+            case ev.Restored():
+                self._restored(event)
             case ev.PhaseEnded():
                 self._phase_ended(event)
             case ev.BatchTrained():
@@ -182,7 +185,7 @@ class _Story:
             case act.StartTrajectory():
                 self.lives[action.trajectory] = _Life(action.group, self._version)
             case act.SubmitRequest():
-                context = self.lives[action.trajectory].context
+                context = self._life(action.trajectory).context
                 self._submitted[action.request] = (time_s, context)
             case act.CloseSwap():
                 self.swaps.append(action)
@@ -191,13 +194,22 @@ class _Story:
             case _:
                 pass
 
+    def _life(self, trajectory: TrajectoryId) -> _Life:
+        return self.lives.get(trajectory) or self._earlier[trajectory]
+
+    def _restored(self, event: ev.Restored) -> None:
+        for record in event.buffer.residents.trajectories:
+            life = _Life(record.group, self._version)
+            life.prompt = life.context = record.num_context_tokens
+            self._earlier[record.id] = life
+
     def _answered(self, trajectory: TrajectoryId, busy_s: float) -> None:
-        begun = self.lives[trajectory].prompt > 0
+        begun = self._life(trajectory).prompt > 0
         (self.answers_s if begun else self.resets_s).append(busy_s)
 
     def _turn_ready(self, event: ev.TurnReady) -> None:
         self._answered(event.trajectory, event.busy_s)
-        life = self.lives[event.trajectory]
+        life = self._life(event.trajectory)
         if life.prompt:
             life.observations.append(event.num_context_tokens - life.context)
         else:
@@ -212,7 +224,7 @@ class _Story:
         computed = max(0, context - event.num_cached_tokens)
         request = _Request(began_s, event.time_s, num_tokens, computed)
         self.flights.append(request)
-        life = self.lives[event.trajectory]
+        life = self._life(event.trajectory)
         if life.turns:
             life.turns[-1] += num_tokens
             life.context += num_tokens
@@ -231,8 +243,7 @@ class _Story:
             case Phase.TRAINER_OFFLOADING:
                 began_s, action = self._began_s[act.OffloadTrainer]
                 assert isinstance(action, act.OffloadTrainer)
-                checkpoints = action.checkpoint is not None
-                self.offloads.append((checkpoints, action.expect, event.time_s - began_s))
+                self.offloads.append((action.checkpoint, action.expect, event.time_s - began_s))
             case Phase.KV_WAKING:
                 began_s, wake = self._began_s[act.WakeKv]
                 assert isinstance(wake, act.WakeKv)

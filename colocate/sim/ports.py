@@ -11,9 +11,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from colocate.core.events import PromptCursor
 from colocate.core.memory import EVICTED
 from colocate.core.types import (
     ENGINE_PARTS,
@@ -37,6 +35,7 @@ from colocate.ports import (
     TrainingBatch,
     WakeTag,
 )
+from colocate.run_state import RunState
 
 SIM_VOCABULARY = 64
 
@@ -323,22 +322,15 @@ class SimMemory:
 
 
 class SimCheckpoints:
-    """Remembers cursors by version."""
+    """Remembers states by version."""
 
     def __init__(self) -> None:
-        self.saved: dict[Version, PromptCursor] = {}
-        self.learned: dict[Version, dict[str, Any]] = {}
+        self.saved: dict[Version, RunState] = {}
 
-    async def save(
-        self,
-        trainer: Trainer,
-        version: Version,
-        cursor: PromptCursor,
-        learned: Mapping[str, Any],
-    ) -> None:
-        await trainer.save(Path(f"step_{version}"))
-        self.saved[version] = cursor
-        self.learned[version] = dict(learned)
+    async def save(self, trainer: Trainer, state: RunState) -> None:
+        state.check_contents()
+        await trainer.save(Path(f"step_{state.version}"))
+        self.saved[state.version] = state
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
         await trainer.restore(Path(f"step_{version}"))
@@ -372,6 +364,7 @@ class SimEnvironmentSettings:
     failure_probability: float = 0.0
     invalid_probability: float = 0.0
     flat_probability: float = 0.0
+    is_replayable: bool = True
 
 
 class SimEnvironment:
@@ -379,6 +372,7 @@ class SimEnvironment:
 
     def __init__(self, settings: SimEnvironmentSettings) -> None:
         self._settings = settings
+        self.is_replayable = settings.is_replayable
         self._draw = random.Random(0)
         self._reward: float | None = None
         self.is_open = False

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from colocate.core.events import PromptCursor, RunStarted
 from colocate.core.scheduler import Scheduler
 from colocate.core.settings import Settings
 from colocate.core.swap import Outcome
-from colocate.core.types import Version
 from colocate.driver import Driver, Observer, Ports
 from colocate.journal import JournalWriter
 from colocate.rollout.runner import RolloutRules
+from colocate.run_state import RunState
 from colocate.sim.ports import (
     SimCheckpoints,
     SimEngineSettings,
@@ -31,7 +30,7 @@ from colocate.sim.ports import (
 )
 
 STOP_TOKEN = 0
-FRESH = Version(0)
+FRESH = RunState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +80,10 @@ class Simulation:
     def _make_driver(self) -> Driver:
         return Driver(self.scheduler, self.ports, self._rules(), self._journal, self._observers)
 
-    async def run(
-        self,
-        *,
-        version: Version = FRESH,
-        cursor: PromptCursor | None = None,
-        learned: Mapping[str, Any] | None = None,
-    ) -> Outcome:
-        """Runs to the end; ``version`` above 0 resumes there."""
-        self.trainer.version = version
-        started = RunStarted(
-            time_s=0.0,
-            settings=self.settings,
-            version=version,
-            cursor=cursor or PromptCursor(),
-            learned=learned,
-        )
-        outcome = await self.driver.run(started)
+    async def run(self, origin: RunState = FRESH) -> Outcome:
+        """Runs to the end; resumes where ``origin`` has a version above 0."""
+        self.trainer.version = origin.version
+        outcome = await self.driver.run(origin)
         # Environments close in the tasks that the driver has already awaited.
         await asyncio.sleep(0)
         return outcome

@@ -219,7 +219,7 @@ def test_a_batch_is_acknowledged_once() -> None:
         world.scheduler.handle(dataclasses.replace(done, time_s=world._tick(), batch=BatchId(7)))
 
 
-def test_a_signal_in_the_rollout_closes_at_once_and_in_a_step_waits_for_its_end() -> None:
+def test_a_signal_in_a_step_waits_for_its_end() -> None:
     world = in_rollout(small(steps=5))
     until(world, Phase.TRAINING)
     world.take(ev.StopRequested(time_s=world._tick(), signal=15))
@@ -229,7 +229,7 @@ def test_a_signal_in_the_rollout_closes_at_once_and_in_a_step_waits_for_its_end(
     assert world.scheduler.phase is Phase.CLOSING
     closing = next(a for a in actions[-1][1] if isinstance(a, act.CloseRun))
     assert closing.version == 1
-    assert closing.checkpoint is not None
+    assert closing.checkpoint
     outcome = world.scheduler.swapper.outcome
     assert outcome is not None
     assert (outcome.status, outcome.signal) == ("stopped", 15)
@@ -268,7 +268,7 @@ def test_the_last_training_phase_publishes_and_leaves_a_checkpoint() -> None:
     last_publish = [a for a in kinds if isinstance(a, act.Publish)][-1]
     last_offload = [a for a in kinds if isinstance(a, act.OffloadTrainer)][-1]
     assert last_publish.version == 2
-    assert last_offload.checkpoint is not None
+    assert last_offload.checkpoint
     assert world.scheduler.summary()["versions"] == {"trainer": 2, "engine": 2}
 
 
@@ -352,6 +352,42 @@ def closing_of(world: World) -> act.CloseRun:
     return next(a for a in world.lines[-1][1] if isinstance(a, act.CloseRun))
 
 
+def test_a_signal_in_the_rollout_parks_first_so_that_the_checkpoint_holds_what_was_sampled() -> (
+    None
+):
+    world = in_rollout(small(steps=5))
+    until(world, Phase.TRAINING)
+    until(world, Phase.ROLLOUT)
+    [identifier, *_] = [i for i, a in world.actors.items() if a.is_acting]
+    world._answer(identifier, "turn", 0)
+    assert world.actors[identifier].request
+    world.take(ev.StopRequested(time_s=world._tick(), signal=15))
+    assert world.scheduler.phase is Phase.PARKING
+    for waiting in [i for i, a in world.actors.items() if a.request]:
+        world._end_request(waiting, 3)
+    world._end_operation(0)
+    assert world.scheduler.phase is Phase.CLOSING
+    assert closing_of(world).checkpoint
+    record = world.scheduler.buffer.get(identifier)
+    assert record is not None
+    assert record.num_sampled_tokens == 3
+    world._end_operation(0)
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.error) == ("stopped", None)
+
+
+def test_an_engine_that_cannot_be_parked_does_not_cost_the_checkpoint_of_a_signal() -> None:
+    world = in_rollout(small(steps=5))
+    until(world, Phase.TRAINING)
+    until(world, Phase.ROLLOUT)
+    world.take(ev.StopRequested(time_s=world._tick(), signal=15))
+    world.time_s += world.scheduler.settings.grace_s
+    world.take(ev.TimerFired(time_s=world.time_s, timer="grace"))
+    assert world.scheduler.phase is Phase.CLOSING
+    assert closing_of(world).checkpoint
+
+
 @pytest.mark.parametrize("sleep", ["0", "2"])
 def test_a_signal_while_parking_closes_before_anything_is_trained(sleep: str) -> None:
     world = in_rollout(small(steps=5, sleep=sleep))
@@ -362,7 +398,7 @@ def test_a_signal_while_parking_closes_before_anything_is_trained(sleep: str) ->
         world._end_request(identifier, 0)
     world._end_operation(0)
     assert world.scheduler.phase is Phase.CLOSING
-    assert closing_of(world).checkpoint is not None
+    assert closing_of(world).checkpoint
     assert world.scheduler.summary()["steps"] == 1
 
 
@@ -373,7 +409,7 @@ def test_a_signal_while_a_run_starts_closes_it_at_once() -> None:
     actions = resumed.handle(ev.StopRequested(time_s=0.5, signal=15))
     assert resumed.phase is Phase.CLOSING
     [closing] = [a for a in actions if isinstance(a, act.CloseRun)]
-    assert closing.checkpoint is None
+    assert not closing.checkpoint
     assert resumed.handle(ev.PhaseEnded(time_s=1.0, phase=Phase.STARTING)) == []
 
 

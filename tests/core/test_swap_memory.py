@@ -366,7 +366,7 @@ def test_a_fault_saves_what_was_trained_unless_the_trainer_was_at_work(
     until(world, phase)
     actions = world.take(ev.Faulted(time_s=world._tick(), error="the engine died"))
     [closing] = [a for a in actions if isinstance(a, act.CloseRun)]
-    assert (closing.checkpoint is not None) is saves
+    assert closing.checkpoint is saves
 
 
 def test_what_was_saved_already_is_not_saved_again_by_a_fault() -> None:
@@ -375,7 +375,7 @@ def test_what_was_saved_already_is_not_saved_again_by_a_fault() -> None:
     until(world, Phase.ROLLOUT)
     actions = world.take(ev.Faulted(time_s=world._tick(), error="the engine died"))
     [closing] = [a for a in actions if isinstance(a, act.CloseRun)]
-    assert closing.checkpoint is None
+    assert not closing.checkpoint
 
 
 def test_the_first_swap_and_then_every_so_many_are_verified() -> None:

@@ -6,12 +6,14 @@ that breaks something.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from colocate.core import actions as act
 from colocate.core import events as ev
 from colocate.core.audit import Auditor
+from colocate.core.buffer_snapshot import BufferSnapshot
 from colocate.core.memory import EVICTED
 from colocate.core.phases import ENDS, Phase
 from colocate.core.remedies import Remedy
@@ -87,6 +89,17 @@ class Actor:
     request: str | None = None
     is_acting: bool = True
     turns: int = 0
+    is_replaying: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint: what the scheduler holds, and the contents."""
+
+    version: Version = Version(0)
+    cursor: ev.PromptCursor = field(default_factory=ev.PromptCursor)
+    buffer: BufferSnapshot | None = None
+    actors: dict[TrajectoryId, Actor] = field(default_factory=dict)
 
 
 class World:
@@ -97,6 +110,7 @@ class World:
         max_turns: int = 3,
         device: Device | None = None,
         fair_reward: Callable[[TrajectoryId], int] = lambda _: 0,
+        origin: Saved | None = None,
     ) -> None:
         self._fair_reward = fair_reward
         self.device = device or Device()
@@ -120,7 +134,38 @@ class World:
         self._unwanted: list[tuple[TrajectoryId, int, str]] = []
         self._wants_memory = False
         self._parking = False
-        self.take(ev.RunStarted(time_s=0.0, settings=settings))
+        origin = origin or Saved()
+        self.take(
+            ev.RunStarted(
+                time_s=0.0, settings=settings, version=origin.version, cursor=origin.cursor
+            )
+        )
+        if origin.buffer is not None:
+            self._take_up(origin)
+            self.take(ev.Restored(time_s=0.0, buffer=origin.buffer))
+
+    def _take_up(self, origin: Saved) -> None:
+        assert origin.buffer is not None
+        for record in origin.buffer.contents:
+            saved = origin.actors[record.id]
+            actor = Actor(
+                attempt=record.attempt,
+                content=saved.content,
+                spans=list(saved.spans),
+                is_acting=False,
+                turns=saved.turns,
+            )
+            (self.kept if record.ending else self.actors)[record.id] = actor
+
+    def save(self) -> Saved:
+        """What a checkpoint of this moment holds."""
+        buffer = self.scheduler.snapshot()
+        return Saved(
+            version=self.scheduler.swapper.trainer_version,
+            cursor=self.scheduler.cursor,
+            buffer=buffer,
+            actors={t: copy.deepcopy(a) for t, a in {**self.actors, **self.kept}.items()},
+        )
 
     @property
     def is_over(self) -> bool:
@@ -333,6 +378,9 @@ class World:
 
     def _answer(self, identifier: TrajectoryId, what: str, n: int) -> None:
         actor = self.actors[identifier]
+        if actor.is_replaying:
+            self._end_replay(identifier, actor, is_equal=what in ("turn", "finish"))
+            return
         if what == "turn" or (what in ("finish", "mask") and not actor.spans):
             base = actor.content
             actor.content += f"+{n}"
@@ -375,12 +423,45 @@ class World:
             )
         )
 
+    def _end_replay(self, identifier: TrajectoryId, actor: Actor, *, is_equal: bool) -> None:
+        actor.is_replaying = False
+        if is_equal:
+            record = self.scheduler.buffer.get(identifier)
+            actor.is_acting = record is not None and not record.wants_turn
+            self.take(
+                ev.EpisodeResumed(
+                    time_s=self._tick(),
+                    trajectory=identifier,
+                    attempt=actor.attempt,
+                    num_steps=actor.turns,
+                    busy_s=0.1,
+                    base=actor.content,
+                )
+            )
+            return
+        self.take(
+            ev.EpisodeNotResumed(
+                time_s=self._tick(),
+                trajectory=identifier,
+                attempt=actor.attempt,
+                reason="it answers otherwise",
+                busy_s=0.1,
+            )
+        )
+
     # Commands
 
     def _carry_out(self, action: act.Action) -> None:
         match action:
             case act.StartTrajectory():
                 self.actors[action.trajectory] = Actor(attempt=action.attempt)
+            case act.ResumeTrajectory():
+                actor = self.actors[action.trajectory]
+                actor.is_acting = True
+                actor.is_replaying = actor.content != ""
+            case act.GiveUpGroup():
+                for trajectory in action.trajectories:
+                    del self.actors[trajectory]
             case act.EndTrajectory():
                 actor = self.actors.pop(action.trajectory)
                 if actor.request is not None:

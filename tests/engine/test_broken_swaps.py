@@ -26,7 +26,6 @@ from colocate.assembly import (
 )
 from colocate.checkpoints import FolderCheckpoints
 from colocate.config import RunConfig
-from colocate.core.events import RunStarted
 from colocate.core.phases import Phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
@@ -35,6 +34,7 @@ from colocate.journal import JournalWriter
 from colocate.ports import Publication
 from colocate.preflight import validate
 from colocate.replay import replay
+from colocate.run_state import RunState
 from tests.config.trees import with_values
 from tests.faults import after, break_call, lies, signals
 from tests.patience import patient
@@ -79,7 +79,6 @@ class BrokenRun:
         self.seen: set[psutil.Process] = set()
 
     async def carry_out(self) -> Outcome:
-        settings = self.scheduler.settings
         driver = Driver(
             self.scheduler,
             self.ports,
@@ -87,7 +86,7 @@ class BrokenRun:
             JournalWriter(self.run_dir / "events.jsonl"),
             sample_interval_s=0.2,
         )
-        return await driver.run(RunStarted(time_s=0.0, settings=settings))
+        return await driver.run(RunState())
 
     def note_processes(self) -> None:
         ports = (self.ports.inference, self.ports.trainer)

@@ -135,7 +135,13 @@ def test_a_stopped_run_leaves_a_checkpoint_that_a_resumed_one_goes_on_from(tmp_p
     assert resumed["steps"] == 2
     assert resumed["mismatch"]["max_abs_logprob_diff"] < 1e-3
     assert steps_done(run_dir) == version + 2
-    check_replay(run_dir)
+    taken_up = resumed["resumed"]
+    found = taken_up["finished"] + taken_up["partials"] + taken_up["begun"]
+    assert found == stopped["trajectories"]["resident"] > 0
+    assert taken_up["tokens"] > 0
+    assert taken_up["restarted"] == taken_up["given_up"] == 0  # the embedded task is replayed
+    assert resumed["staleness"]["max_trained_lag"] <= resumed["staleness"]["bound"]
+    assert "bit for bit" in check_replay(run_dir)
 
     export = [sys.executable, "-m", "colocate.cli.main", "export", str(run_dir)]
     done = subprocess.run(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from colocate.core.memory import MemoryLedger
 from colocate.core.types import MemorySample
-from colocate.report.ending import render_ending
+from colocate.report.ending import render_ending, run_facts
 
 
 def shown(summary: dict[str, Any], run_dir: Path, width: int = 100, **texts: str) -> str:
@@ -140,3 +140,25 @@ def test_a_run_that_compared_no_token_says_nothing_of_a_mismatch(
 ) -> None:
     nothing = dict.fromkeys(summary["mismatch"])
     assert "mismatch" not in shown({**summary, "mismatch": nothing}, run_dir)
+
+
+def test_a_resumed_run_says_what_it_took_up_and_what_could_not_go_on(
+    summary: dict[str, Any],
+) -> None:
+    assert "resumed with" not in dict(run_facts(summary, []))
+    reason = "its environment cannot be replayed (is_replayable is not True)"
+    resumed = {
+        "finished": 7,
+        "partials": 5,
+        "begun": 0,
+        "tokens": 1234,
+        "continued": 3,
+        "restarted": 2,
+        "given_up": 0,
+        "discarded_tokens": 80,
+        "reasons": {reason: 2},
+    }
+    text = dict(run_facts({**summary, "resumed": resumed}, []))["resumed with"]
+    assert "7 finished and 5 partial" in text
+    assert "1,234 tokens" in text
+    assert f"2 began again (most often: {reason})" in text

@@ -14,6 +14,7 @@ from colocate.core.phases import Phase
 from colocate.core.types import BatchId, Ending, GroupId, TrajectoryId, Version
 from colocate.journal import Entry, read_journal
 from colocate.report.history import NUM_LONGEST, read_history, shape_of, version_spans
+from tests.sim.test_resumed_runs import live, newest
 from tests.sim.test_simulated_runs import BASE, simulate
 
 
@@ -33,6 +34,22 @@ def test_every_trajectory_of_a_run_is_counted_once_by_its_ending(
     told = {k: n for k, n in summary["trajectories"].items() if n and k != "admitted"}
     assert counts == told
     assert sum(counts.values()) == summary["trajectories"]["admitted"]
+
+
+def test_what_a_resumed_run_took_up_is_counted_too_with_its_earlier_tokens(tmp_path: Path) -> None:
+    live(tmp_path / "a", stop_at_s=27.0)
+    origin = newest(tmp_path / "a")
+    summary = live(tmp_path / "b", origin=origin).scheduler.summary()
+
+    history = read_history(read_journal(tmp_path / "b" / "events.jsonl"))
+
+    counts = {each.ending: 0 for each in history.endings}
+    for each in history.endings:
+        counts[each.ending] += len(each.num_tokens)
+    told = {k: n for k, n in summary["trajectories"].items() if n and k != "admitted"}
+    assert counts == told
+    tokens = sum(sum(each.num_tokens) for each in history.endings)
+    assert tokens == summary["tokens"]["generated"] + summary["resumed"]["tokens"]
 
 
 def test_every_swap_has_its_decision_with_what_the_journal_says_of_it(tmp_path: Path) -> None:

@@ -21,14 +21,16 @@ from colocate.config import (
     SimTrainerConfig,
 )
 from colocate.core.settings import Settings
+from colocate.journal import read_journal
 from colocate.schema import examine
 from colocate.sim.clock import run_virtual
 from colocate.sim.cluster import Cluster
-from colocate.sim.fit import UnfitRunError, fit_run, least_squares
+from colocate.sim.fit import UnfitRunError, _Story, fit_run, least_squares
 from colocate.sim.record import SimRecorder
 from colocate.sim.run import SimSettings, Simulation
 from colocate.sim.world import World
 from tests.config.trees import with_values
+from tests.sim.test_resumed_runs import live, newest
 
 SETTINGS = Settings(
     steps=25,
@@ -123,6 +125,20 @@ def test_a_run_of_the_real_driver_is_predicted_from_its_journal(tmp_path: Path) 
     real = leave_summary(tmp_path, simulation.scheduler, wall_s)
     config = config_of(max_new_tokens=32, max_turns=8, max_model_len=512)
     compare(tmp_path, config, settings, real)
+
+
+def test_what_a_run_took_up_of_an_earlier_life_is_read_over_and_fits_nothing(
+    tmp_path: Path,
+) -> None:
+    live(tmp_path / "a", stop_at_s=27.0)
+    state = newest(tmp_path / "a")
+    live(tmp_path / "b", origin=state)
+    story = _Story()
+    for entry in read_journal(tmp_path / "b" / "events.jsonl"):
+        story.see(entry.event, entry.actions)
+    assert state.buffer is not None
+    assert story.scripts()
+    assert not story.lives.keys() & {r.id for r in state.buffer.residents.trajectories}
 
 
 def test_a_run_with_too_little_in_it_is_refused_in_words(tmp_path: Path) -> None:

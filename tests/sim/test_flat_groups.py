@@ -144,23 +144,49 @@ def with_stop(simulation: Simulation) -> None:
     asyncio.get_running_loop().call_later(20.0, simulation.driver.request_stop, 15)
 
 
-def test_a_run_that_resumes_begins_with_nothing_to_replay(tmp_path: Path) -> None:
-    """Checkpoints do not hold kept groups; what is replayed later was trained in the same life."""
+def test_what_may_be_replayed_outlives_the_process(tmp_path: Path) -> None:
+    """With its content, its origin, and how often it was used."""
     settings = dataclasses.replace(REPLAYING, steps=50)
     simulation, _ = simulate(tmp_path, settings, WORLD, with_stop)
-    ((version, cursor),) = simulation.checkpoints.saved.items()
+    (state,) = simulation.checkpoints.saved.values()
+    assert state.buffer is not None
+    kept = {kept.group for kept in state.buffer.replays.kept}
+    assert kept
     again = tmp_path / "again"
     again.mkdir()
 
     def resume(made: Simulation) -> None:
         run = made.run
-        made.run = lambda: run(version=version, cursor=cursor)  # type: ignore[method-assign]
+        made.run = lambda: run(state)  # type: ignore[method-assign]
 
     second, outcome = simulate(
-        again, dataclasses.replace(settings, steps=version + 8), WORLD, resume
+        again, dataclasses.replace(settings, steps=state.version + 8), WORLD, resume
     )
     assert outcome.status == "completed"
-    assert second.scheduler.summary()["trajectories"]["replayed"] > 0
+    replayed = {
+        sample.group
+        for batch in second.trainer.trained
+        for sample in batch.samples
+        if sample.origin is not None
+    }
+    assert replayed & kept
+    assert replay(again).violations == []
+
+
+def test_a_run_without_replay_forgets_what_the_checkpoint_kept_for_it(tmp_path: Path) -> None:
+    simulation, _ = simulate(tmp_path, dataclasses.replace(REPLAYING, steps=50), WORLD, with_stop)
+    (state,) = simulation.checkpoints.saved.values()
+    again = tmp_path / "again"
+    again.mkdir()
+
+    def resume(made: Simulation) -> None:
+        run = made.run
+        made.run = lambda: run(state)  # type: ignore[method-assign]
+
+    settings = dataclasses.replace(BASE, steps=state.version + 2)
+    second, outcome = simulate(again, settings, WORLD, resume)
+    assert outcome.status == "completed"
+    assert second.scheduler.summary()["trajectories"]["replayed"] == 0
     assert replay(again).violations == []
 
 

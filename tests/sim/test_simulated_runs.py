@@ -19,6 +19,7 @@ from colocate.core.settings import Settings
 from colocate.core.types import Version
 from colocate.journal import JournalError, encode_body, read_journal, seal
 from colocate.replay import replay
+from colocate.run_state import RunState
 from colocate.sim.clock import VirtualDeadlock, run_virtual
 from colocate.sim.ports import SimEnvironmentSettings, SimInference, SimTrainer
 from colocate.sim.run import SimSettings, Simulation
@@ -213,11 +214,11 @@ def test_a_resumed_run_trains_each_prompt_once_over_both_lives(tmp_path: Path) -
         asyncio.get_running_loop().call_later(20.0, simulation.driver.request_stop, 2)
 
     first, _ = simulate(first_dir, settings, prepare=stop_soon)
-    ((version, cursor),) = first.checkpoints.saved.items()
+    (state,) = first.checkpoints.saved.values()
 
     async def again() -> Simulation:
         simulation = Simulation(settings, SimSettings(), second_dir / "events.jsonl")
-        outcome = await simulation.run(version=version, cursor=cursor)
+        outcome = await simulation.run(state)
         assert outcome.status == "completed"
         return simulation
 
@@ -242,14 +243,12 @@ def test_a_resumed_run_knows_what_the_run_had_learned_and_its_journal_replays(
     first_dir.mkdir()
     second_dir.mkdir()
     first, _ = simulate(first_dir, settings)
-    version = min(first.checkpoints.saved)
-    learned = json.loads(json.dumps(first.checkpoints.learned[version]))
+    state = first.checkpoints.saved[min(first.checkpoints.saved)]
+    learned = json.loads(json.dumps(state.learned))
 
     async def again() -> Simulation:
         simulation = Simulation(settings, SimSettings(), second_dir / "events.jsonl")
-        outcome = await simulation.run(
-            version=version, cursor=first.checkpoints.saved[version], learned=learned
-        )
+        outcome = await simulation.run(dataclasses.replace(state, learned=learned))
         assert outcome.status == "completed"
         return simulation
 
@@ -268,7 +267,7 @@ def test_what_cannot_be_read_of_the_costs_is_learned_anew_and_a_person_is_told(
 ) -> None:
     async def main() -> Simulation:
         simulation = Simulation(BASE, SimSettings(), tmp_path / "events.jsonl")
-        await simulation.run(version=Version(1), learned=learned)
+        await simulation.run(RunState(version=Version(1), learned=learned))
         return simulation
 
     simulation = run_virtual(main())
@@ -289,7 +288,7 @@ def test_the_engine_of_a_resumed_run_serves_nothing_before_the_checkpoint_is_pub
         settings = dataclasses.replace(BASE, steps=6)
         journal = tmp_path / "events.jsonl"
         simulation = Simulation(settings, SimSettings(), journal, inference=Watchful())
-        outcome = await simulation.run(version=Version(3))
+        outcome = await simulation.run(RunState(version=Version(3)))
         return outcome.status
 
     assert run_virtual(main()) == "completed"

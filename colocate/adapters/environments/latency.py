@@ -71,6 +71,7 @@ class DelayedEnvironment:
 
     def __init__(self, inner: Environment, latency: LatencyModel) -> None:
         self._inner = inner
+        self.is_replayable = getattr(inner, "is_replayable", False)
         self._latency = latency
         self._seed = 0
         self._num_steps = 0
