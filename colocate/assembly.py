@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from colocate.adapters.chat import make_chat
 from colocate.adapters.environments.factory import make_environment_factory
 from colocate.adapters.memory.factory import make_probe
+from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.checkpoints import FolderCheckpoints
 from colocate.config import RunConfig
 from colocate.core.settings import Settings
@@ -109,26 +111,20 @@ def make_model(config: RunConfig, run_dir: Path) -> str:
     return str(folder)
 
 
-class HuggingFaceTokenizer:
-    """A transformers tokenizer behind the rollout's small interface."""
-
-    def __init__(self, model: str) -> None:
-        from transformers import AutoTokenizer
-
-        self.inner = AutoTokenizer.from_pretrained(model)
-
-    def encode(self, text: str) -> list[int]:
-        # What is too long for the model is the rollout's business, not a warning's.
-        tokens: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
-        return tokens
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.inner.decode(token_ids, skip_special_tokens=False)
-        return text
-
-
 def rollout_rules(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RolloutRules:
-    """Stop strings that are one token stop as tokens: exact, and cheaper for the engine."""
+    """Stop strings that are one token stop as tokens: exact, and cheaper for the engine.
+
+    Raises:
+        ChatTemplateError: the model's chat template cannot be followed.
+    """
+    chat = make_chat(
+        tokenizer,
+        config.model.chat_template,
+        config.model.chat_template_options,
+        config.environment.observation_role,
+        max_turns=config.rollout.max_turns,
+    )
+    ends = tokenizer.end_tokens() if chat is None else sorted(chat.stop_tokens)
     single = {s: t[0] for s in config.rollout.stop if len(t := tokenizer.encode(s)) == 1}
     return RolloutRules(
         seed=config.seed,
@@ -137,21 +133,10 @@ def rollout_rules(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> Rollout
         max_model_len=config.inference.max_model_len,
         temperature=config.rollout.temperature,
         stop=tuple(s for s in config.rollout.stop if s not in single),
-        stop_token_ids=(*single.values(), *_end_tokens(tokenizer)),
+        stop_token_ids=tuple(dict.fromkeys((*single.values(), *ends))),
         step_timeout_s=config.environment.step_timeout_s,
+        turns=chat,
     )
-
-
-def _end_tokens(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
-    """All tokens that end a text; models with several list them in their generation settings."""
-    from transformers import GenerationConfig
-
-    try:
-        listed = GenerationConfig.from_pretrained(tokenizer.inner.name_or_path).eos_token_id
-    except OSError:
-        listed = None
-    ends = listed if isinstance(listed, list) else [listed]
-    return tuple(dict.fromkeys(t for t in [*ends, tokenizer.inner.eos_token_id] if t is not None))
 
 
 def make_ports(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from colocate.core.types import (
     BatchId,
@@ -297,12 +297,28 @@ class MemoryProbe(Protocol):
         """Returns what the probing process itself caches; then closes the probe's library."""
 
 
+Role = Literal["user", "tool"]
+"""Whose message an observation is, for a model with a chat template."""
+
+
+class Message(TypedDict):
+    """One message of a conversation, as chat templates take it."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One row of the data set: the text the agent starts from, and its other columns."""
+    """One row of the data set: the text the agent starts from, and its other columns.
+
+    With a chat template, ``text`` is the user's message; ``history`` is what comes before it, as a
+    message of the system.
+    """
 
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    history: Sequence[Message] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +331,8 @@ class StepOutcome:
         done: The episode is over.
         invalid: The environment declares the whole episode invalid (implies ``done``).
         facts: Anything worth showing a person; never read by training.
+        role: Whose message the observation is, for a model with a chat template; None:
+            ``environment.observation_role``.
     """
 
     observation: str
@@ -322,6 +340,7 @@ class StepOutcome:
     done: bool = False
     invalid: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    role: Role | None = None
 
 
 @runtime_checkable

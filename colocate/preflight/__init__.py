@@ -14,6 +14,7 @@ from typing import Any
 from colocate.config import RunConfig
 from colocate.preflight import (
     callables,
+    chat,
     deepspeed,
     engine_args,
     files,
@@ -35,6 +36,7 @@ __all__ = [
     "SIMULATION_RULES",
     "Rule",
     "callables",
+    "chat",
     "deepspeed",
     "engine_args",
     "find_problems",

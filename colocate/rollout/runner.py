@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 from colocate.core.events import (
     Event,
@@ -34,11 +34,13 @@ from colocate.ports import (
     GenerationRequest,
     Inference,
     Prompt,
+    Role,
     StepOutcome,
 )
 from colocate.rollout.content import Content, Speaker
 from colocate.rollout.gate import Gate
 from colocate.rollout.seam import cut_at_stop
+from colocate.rollout.turns import PlainTurns, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRules:
-    """Lengths in tokens, times in seconds."""
+    """Lengths in tokens, times in seconds.
+
+    ``turns``: how conversations become tokens; None: as plain text.
+    """
 
     seed: int
     max_new_tokens: int
@@ -77,6 +82,7 @@ class RolloutRules:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     step_timeout_s: float
+    turns: Turns | None = None
 
 
 _USER_FAULTS = (Exception, SystemExit, asyncio.CancelledError)
@@ -137,6 +143,8 @@ class Runner:
         self._trajectory = trajectory
         self._group = group
         self._attempt = attempt
+        tokenizer = desk.tokenizer
+        self._turns = desk.rules.turns or PlainTurns(tokenizer.encode, tokenizer.decode)
         self._began_s = desk.now_s()
         self._reward = 0.0
         self._facts: Mapping[str, Any] = {}
@@ -165,7 +173,10 @@ class Runner:
         )
         _check_text(opening, "reset")
         _check_text(self._prompt.text, "the prompt source")
-        if not self._observe("prompt", self._prompt.text + opening):
+        for message in self._prompt.history:
+            _check_text(message["content"], "the prompt source")
+        tokens = self._tokens(lambda: self._turns.opening(self._prompt, opening))
+        if not self._observe("prompt", _as_text(self._prompt) + opening, tokens):
             raise EnvironmentFault(
                 "a prompt leaves no room for a turn within inference.max_model_len = "
                 f"{rules.max_model_len} tokens"
@@ -182,7 +193,7 @@ class Runner:
             if not over and turn == rules.max_turns:
                 over, cut_by = True, "rollout.max_turns"
             # An observation that leaves no room for a turn ends the trajectory without it.
-            elif not over and not self._observe("environment", outcome.observation):
+            elif not over and not self._answer(outcome):
                 over, cut_by = True, "inference.max_model_len"
             if over:
                 if outcome.observation:
@@ -236,7 +247,7 @@ class Runner:
                 )
             )
             if finish_reason is not FinishReason.ABORT:
-                text = desk.tokenizer.decode(self._content.token_ids[begins_at:].tolist())
+                text = self._turns.action(self._content.token_ids[begins_at:].tolist())
                 return text, self._what_cut(finish_reason, room)
 
     def _what_cut(self, finish_reason: FinishReason, room: int) -> str | None:
@@ -301,6 +312,8 @@ class Runner:
         if not isinstance(outcome, StepOutcome):
             raise EnvironmentFault(f"step returned {type(outcome).__name__}, not a StepOutcome")
         _check_text(outcome.observation, "step")
+        if outcome.role not in (None, *get_args(Role)):
+            raise EnvironmentFault(f"step returned the role {outcome.role!r}, not user or tool")
         if not isinstance(outcome.reward, (int, float)) or not math.isfinite(outcome.reward):
             raise EnvironmentFault(
                 f"step returned the reward {outcome.reward!r}, not a finite int or float"
@@ -312,12 +325,23 @@ class Runner:
         except (Exception, SystemExit) as error:
             raise EnvironmentFault(f"making it raised {type(error).__name__}: {error}") from error
 
-    def _observe(self, speaker: Speaker, text: str) -> bool:
+    def _tokens(self, write: Callable[[], list[int]]) -> list[int]:
+        """A chat template is somebody else's code too."""
+        try:
+            return write()
+        except Exception as error:
+            raise EnvironmentFault(f"a message cannot be written as tokens: {error}") from error
+
+    def _answer(self, outcome: StepOutcome) -> bool:
+        text, last_token = outcome.observation, self._content.token_ids[-1]
+        tokens = self._tokens(lambda: self._turns.observation(text, outcome.role, last_token))
+        return self._observe("environment", text, tokens)
+
+    def _observe(self, speaker: Speaker, text: str, observed: Sequence[int]) -> bool:
         """Appends text and reports that the trajectory wants to be generated on.
 
         Returns False, and does nothing, where no turn would have room after it.
         """
-        observed = self._desk.tokenizer.encode(text)
         if len(self._content) + len(observed) >= self._desk.rules.max_model_len:
             return False
         base = self._content.digest()
@@ -403,6 +427,12 @@ class Runner:
             logger.warning(
                 "trajectory %s: closing its environment broke", self._trajectory, exc_info=True
             )
+
+
+def _as_text(prompt: Prompt) -> str:
+    """For people and reward functions."""
+    before = [f"[{message['role']}] {message['content']}\n" for message in prompt.history]
+    return "".join(before) + prompt.text
 
 
 def _check_text(text: object, source: str) -> None:
