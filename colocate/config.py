@@ -497,6 +497,11 @@ class EnvironmentConfig(Section):
     step_timeout_s: PositiveFloat = Field(
         300.0, description="Deadline of one step; a step that misses it fails its trajectory."
     )
+    max_concurrent: PositiveInt | None = Field(
+        None,
+        description="Resets and steps that go on at once; the others wait, which counts for their "
+        "deadline. null: no limit.",
+    )
     observation_role: Literal["user", "tool"] = Field(
         "user",
         description="Whose message an observation is, for a model with a chat template, where the "
