@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.assembly import (
-    HuggingFaceTokenizer,
     Place,
     core_settings,
     make_model,

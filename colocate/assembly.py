@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from colocate.adapters.chat import make_chat
 from colocate.adapters.environments.factory import make_environment_factory
 from colocate.adapters.memory.factory import make_probe
+from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.checkpoints import FolderCheckpoints
 from colocate.config import RunConfig
 from colocate.core.settings import Settings
-from colocate.data.check import Needs, texts
+from colocate.data.check import Needs
 from colocate.data.make import RunData, make_data
 from colocate.driver import Ports
 from colocate.machine import Device, read_gpus, resolve_device
 from colocate.ports import MemoryProbe, PromptSource
 from colocate.rewards.weighted import make_reward
+from colocate.rollout.chat import ChatTurns
 from colocate.rollout.runner import RolloutRules
+from colocate.rollout.turns import PlainTurns
 
 if TYPE_CHECKING:
     from colocate.adapters.engine_pool import EnginePool
@@ -112,26 +116,14 @@ def make_model(config: RunConfig, run_dir: Path) -> str:
     return str(folder)
 
 
-class HuggingFaceTokenizer:
-    """A transformers tokenizer behind the rollout's small interface."""
-
-    def __init__(self, model: str) -> None:
-        from transformers import AutoTokenizer
-
-        self.inner = AutoTokenizer.from_pretrained(model)
-
-    def encode(self, text: str) -> list[int]:
-        # What is too long for the model is the rollout's business, not a warning's.
-        tokens: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
-        return tokens
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.inner.decode(token_ids, skip_special_tokens=False)
-        return text
-
-
 def rollout_rules(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RolloutRules:
-    """Stop strings that are one token stop as tokens: exact, and cheaper for the engine."""
+    """Stop strings that are one token stop as tokens: exact, and cheaper for the engine.
+
+    Raises:
+        ChatTemplateError: the model's chat template cannot be followed.
+    """
+    chat = _make_chat(config, tokenizer)
+    ends = tokenizer.end_tokens() if chat is None else sorted(chat.stop_tokens)
     single = {s: t[0] for s in config.rollout.stop if len(t := tokenizer.encode(s)) == 1}
     return RolloutRules(
         seed=config.seed,
@@ -140,21 +132,10 @@ def rollout_rules(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> Rollout
         max_model_len=config.inference.max_model_len,
         temperature=config.rollout.temperature,
         stop=tuple(s for s in config.rollout.stop if s not in single),
-        stop_token_ids=(*single.values(), *_end_tokens(tokenizer)),
+        stop_token_ids=tuple(dict.fromkeys((*single.values(), *ends))),
         step_timeout_s=config.environment.step_timeout_s,
+        turns=chat,
     )
-
-
-def _end_tokens(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
-    """All tokens that end a text; models with several list them in their generation settings."""
-    from transformers import GenerationConfig
-
-    try:
-        listed = GenerationConfig.from_pretrained(tokenizer.inner.name_or_path).eos_token_id
-    except OSError:
-        listed = None
-    ends = listed if isinstance(listed, list) else [listed]
-    return tuple(dict.fromkeys(t for t in [*ends, tokenizer.inner.eos_token_id] if t is not None))
 
 
 def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData:
@@ -162,9 +143,11 @@ def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData
 
     Raises:
         ConfigurationError: the data set cannot be used.
+        ChatTemplateError: the model's chat template cannot be followed.
     """
     if config.data.source is not None:
         return RunData(prompts=_call(config.data.source, config.data.options))
+    turns = _make_chat(config, tokenizer) or PlainTurns(tokenizer.encode, tokenizer.decode)
     return make_data(
         config.data,
         needs=Needs(
@@ -173,7 +156,17 @@ def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData
             max_prompt_tokens=config.data.max_prompt_tokens,
         ),
         seed=config.seed,
-        count=lambda prompt: sum(len(tokenizer.encode(text)) for text in texts(prompt)),
+        count=lambda prompt: len(turns.opening(prompt, "")),
+    )
+
+
+def _make_chat(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> ChatTurns | None:
+    return make_chat(
+        tokenizer,
+        config.model.chat_template,
+        config.model.chat_template_options,
+        config.environment.observation_role,
+        max_turns=config.rollout.max_turns,
     )
 
 
@@ -234,7 +227,7 @@ def make_ports(
         reward=make_reward(
             config.reward,
             timeout_s=config.environment.step_timeout_s,
-            end_texts=[tokenizer.decode([token]) for token in _end_tokens(tokenizer)],
+            end_texts=[tokenizer.decode([token]) for token in tokenizer.end_tokens()],
             log=place.logs / "rewards.log",
         ),
         checkpoints=FolderCheckpoints(

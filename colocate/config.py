@@ -101,6 +101,16 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="Of the engine's weights, and of the trainer's forward pass."
     )
+    chat_template: str = Field(
+        "auto",
+        min_length=1,
+        description="How conversations become tokens: `auto` by the tokenizer's chat template, "
+        "where it has one; `none` as plain text; a file (FILE.jinja) by that template.",
+    )
+    chat_template_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Variables that the template reads, as `{enable_thinking: false}`.",
+    )
     lora: LoraConfig | None = Field(
         None,
         description="Train low-rank adapters and leave the model's weights as they are, as with "
@@ -477,6 +487,16 @@ class EnvironmentConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
     step_timeout_s: PositiveFloat = Field(
         300.0, description="Deadline of one step; a step that misses it fails its trajectory."
+    )
+    max_concurrent: PositiveInt | None = Field(
+        None,
+        description="Resets and steps that go on at once; the others wait, which counts for their "
+        "deadline. null: no limit.",
+    )
+    observation_role: Literal["user", "tool"] = Field(
+        "user",
+        description="Whose message an observation is, for a model with a chat template, where the "
+        "environment does not say.",
     )
     latency: LatencyConfig = Field(default_factory=LatencyConfig)
 

@@ -297,6 +297,10 @@ class MemoryProbe(Protocol):
         """Returns what the probing process itself caches; then closes the probe's library."""
 
 
+Role = Literal["user", "tool"]
+"""Whose message an observation is, for a model with a chat template."""
+
+
 class Message(TypedDict):
     """One message of a conversation, as chat templates take it."""
 
@@ -331,6 +335,8 @@ class StepOutcome:
         done: The episode is over.
         invalid: The environment declares the whole episode invalid (implies ``done``).
         facts: Anything worth showing a person; never read by training.
+        role: Whose message the observation is, for a model with a chat template; None:
+            ``environment.observation_role``.
     """
 
     observation: str
@@ -338,6 +344,7 @@ class StepOutcome:
     done: bool = False
     invalid: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    role: Role | None = None
 
 
 @runtime_checkable

@@ -34,8 +34,9 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from colocate.adapters.deepspeed.client import DeepSpeedTrainer
+from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.adapters.weights import StreamedTransfer
-from colocate.assembly import HuggingFaceTokenizer, Place, make_model, make_ports
+from colocate.assembly import Place, make_model, make_ports
 from colocate.config import RunConfig
 from colocate.machine import resolve_device
 from colocate.problems import ConfigurationError

@@ -6,6 +6,7 @@ Heavy imports (torch, transformers) are local to the functions: the task itself 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from colocate.config import EmbeddedModelConfig
 

@@ -14,6 +14,7 @@ from typing import Any
 from colocate.config import RunConfig
 from colocate.preflight import (
     callables,
+    chat,
     data,
     deepspeed,
     engine_args,
@@ -37,6 +38,7 @@ __all__ = [
     "SIMULATION_RULES",
     "Rule",
     "callables",
+    "chat",
     "data",
     "deepspeed",
     "engine_args",

@@ -13,6 +13,8 @@ from colocate.preflight.table import rule
 from colocate.problems import Problem
 
 _LOOKS_LIKE_A_FOLDER = ("/", "./", "../", "~")
+_SMOLLM2 = "./models/smollm2"
+"""Of ``model=smollm2``."""
 
 
 @rule("model.path")
@@ -33,7 +35,9 @@ def _model_folder_is_complete(path: str | None) -> Iterator[Problem]:
             field="model.path",
             value=path,
             rule="must be a folder that exists, or the name of a model on the hub",
-            remedy="check the path, or choose model=embedded for a model that is made here",
+            remedy="run tools/get_smollm2.py, which makes it, from the folder you start from now"
+            if path == _SMOLLM2
+            else "check the path, or choose model=embedded for a model that is made here",
         )
 
 

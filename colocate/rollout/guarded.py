@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from colocate.core.types import TrajectoryId
-from colocate.ports import EnvironmentFactory, Prompt, StepOutcome
+from colocate.ports import EnvironmentFactory, Prompt, Role, StepOutcome
 from colocate.rollout.faults import USER_FAULTS, ends_the_task
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class GuardedEnvironment:
         if not isinstance(outcome, StepOutcome):
             raise EnvironmentFault(f"step returned {type(outcome).__name__}, not a StepOutcome")
         check_text(outcome.observation, "step")
+        if outcome.role not in (None, *get_args(Role)):
+            raise EnvironmentFault(f"step returned the role {outcome.role!r}, not user or tool")
         if not isinstance(outcome.reward, (int, float)) or not math.isfinite(outcome.reward):
             raise EnvironmentFault(
                 f"step returned the reward {outcome.reward!r}, not a finite int or float"

@@ -13,6 +13,7 @@ from typing import Any
 from colocate.ports import Prompt
 from colocate.rollout.content import Content
 from colocate.rollout.guarded import GuardedEnvironment, check_text
+from colocate.rollout.turns import as_text
 
 
 class NotResumed(Exception):
@@ -40,7 +41,7 @@ async def replay(environment: GuardedEnvironment, prompt: Prompt, content: Conte
     opening = await environment.reset(prompt, content.environment_seed)
     check_text(prompt.text, "the prompt source")
     (_, recorded_opening), *turns = content.turns
-    if prompt.text + opening != recorded_opening:
+    if as_text(prompt) + opening != recorded_opening:
         raise NotResumed("its prompt, or its environment's opening, is no longer as recorded")
     reward = 0.0
     facts: Mapping[str, Any] = {}

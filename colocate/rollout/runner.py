@@ -42,6 +42,7 @@ from colocate.rollout.gate import Gate
 from colocate.rollout.guarded import EnvironmentFault, GuardedEnvironment, check_text
 from colocate.rollout.resumption import NotResumed, replay
 from colocate.rollout.seam import cut_at_stop
+from colocate.rollout.turns import PlainTurns, Turns, as_text
 from colocate.run_state import Speaker
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,10 @@ class RewardFunction(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRules:
-    """Lengths in tokens, times in seconds."""
+    """Lengths in tokens, times in seconds.
+
+    ``turns``: how conversations become tokens; None: as plain text.
+    """
 
     seed: int
     max_new_tokens: int
@@ -111,6 +115,7 @@ class RolloutRules:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     step_timeout_s: float
+    turns: Turns | None = None
 
 
 class RewardFault(Exception):
@@ -164,6 +169,8 @@ class Runner:
         self._trajectory = trajectory
         self._group = group
         self._attempt = attempt
+        tokenizer = desk.tokenizer
+        self._turns = desk.rules.turns or PlainTurns(tokenizer.encode, tokenizer.decode)
         self._began_s = desk.now_s()
         self._reward = 0.0
         self._facts: Mapping[str, Any] = {}
@@ -211,7 +218,7 @@ class Runner:
             if not over and content.num_actions >= max_turns:
                 over, cut_by = True, "rollout.max_turns"
             # An observation that leaves no room for a turn ends the trajectory without it.
-            elif not over and not self._observe("environment", outcome.observation, outcome.reward):
+            elif not over and not self._answer(outcome):
                 over, cut_by = True, "inference.max_model_len"
             if over:
                 await self._finish(outcome, truncated=None if outcome.invalid else cut_by)
@@ -222,7 +229,10 @@ class Runner:
         self._content.environment_seed = self._seed("environment")
         opening = await environment.reset(self._prompt, self._content.environment_seed)
         check_text(self._prompt.text, "the prompt source")
-        if not self._observe("prompt", self._prompt.text + opening):
+        for message in self._prompt.history:
+            check_text(message["content"], "the prompt source")
+        tokens = self._tokens(lambda: self._turns.opening(self._prompt, opening))
+        if not self._observe("prompt", as_text(self._prompt) + opening, tokens):
             raise EnvironmentFault(
                 "a prompt leaves no room for a turn within inference.max_model_len = "
                 f"{self._desk.rules.max_model_len} tokens"
@@ -309,9 +319,9 @@ class Runner:
                 )
             )
             if finish_reason is not FinishReason.ABORT:
-                text = desk.tokenizer.decode(self._content.token_ids[begins_at:].tolist())
                 self._content.cut_by = self._what_cut(finish_reason, room)
-                self._content.say("agent", text)
+                action = self._turns.action(self._content.token_ids[begins_at:].tolist())
+                self._content.say("agent", action)
                 return
 
     def _what_cut(self, finish_reason: FinishReason, room: int) -> str | None:
@@ -357,12 +367,25 @@ class Runner:
     def _start_clock(self) -> None:
         self._began_s = self._desk.now_s()
 
-    def _observe(self, speaker: Speaker, text: str, reward: float | None = None) -> bool:
+    def _tokens(self, write: Callable[[], list[int]]) -> list[int]:
+        """A chat template is somebody else's code too."""
+        try:
+            return write()
+        except Exception as error:
+            raise EnvironmentFault(f"a message cannot be written as tokens: {error}") from error
+
+    def _answer(self, outcome: StepOutcome) -> bool:
+        text, last_token = outcome.observation, self._content.token_ids[-1]
+        tokens = self._tokens(lambda: self._turns.observation(text, outcome.role, last_token))
+        return self._observe("environment", text, tokens, outcome.reward)
+
+    def _observe(
+        self, speaker: Speaker, text: str, observed: Sequence[int], reward: float | None = None
+    ) -> bool:
         """Appends text and reports that the trajectory wants to be generated on.
 
         Returns False, and does nothing, where no turn would have room after it.
         """
-        observed = self._desk.tokenizer.encode(text)
         if len(self._content) + len(observed) >= self._desk.rules.max_model_len:
             return False
         base = self._content.digest()

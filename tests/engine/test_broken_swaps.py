@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.adapters.vllm.engine import VllmInference
 from colocate.assembly import (
-    HuggingFaceTokenizer,
     Place,
     core_settings,
     make_model,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from colocate.adapters.environments.latency import DelayedEnvironment, make_latency
+from colocate.adapters.environments.limit import LimitedEnvironment
 from colocate.config import EnvironmentConfig
 from colocate.ports import Environment, EnvironmentFactory
 
@@ -29,11 +31,15 @@ def make_environment_factory(config: EnvironmentConfig) -> EnvironmentFactory:
     if inspect.isclass(maker):
         _check_environment(maker, config.factory)
     latency = make_latency(config.latency)
+    most = config.max_concurrent
+    room = None if most is None else asyncio.Semaphore(most)
 
     def make() -> Environment:
         environment = maker(**config.options)
         if not inspect.isclass(maker):
             _check_environment(environment, config.factory)
+        if room is not None:
+            environment = LimitedEnvironment(environment, room)
         return environment if latency is None else DelayedEnvironment(environment, latency)
 
     return make

@@ -1,0 +1,1 @@
+"""Environments that ship with colocate, and their tasks: see ``docs/environments.md``."""
