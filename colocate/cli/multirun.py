@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from colocate.supervision.signals import STOPPING, let_go_of_terminal
+from colocate.supervision.signals import STOPPING, handled, let_go_of_terminal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -58,9 +58,8 @@ class Multirun:
     def __enter__(self) -> Self:
         # Whatever a job leaves behind becomes this process's own child, and so can be found.
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        for number in STOPPING:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, self._pass_on)
+        for number in handled():
+            self._handlers[number] = signal.signal(number, self._pass_on)
         return self
 
     def __exit__(

@@ -15,6 +15,16 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks a run to stop. SIGHUP says that its terminal is gone."""
 
 
+def handled() -> list[signal.Signals]:
+    """Those of ``STOPPING`` that a run is to answer: SIGHUP not where it is ignored already.
+
+    ``nohup`` asks for that. SIGINT is ignored too where a script started the run in the background,
+    but who sends it to the run itself means it.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOPPING if not (ignored and number is signal.SIGHUP)]
+
+
 def let_go_of_terminal() -> None:
     """Sends to nowhere what standard output and error would write to a terminal.
 
@@ -42,8 +52,8 @@ class StopSignals:
     The first signal calls ``on_stop`` on the loop. A further one exits the process with 128 plus
     its number (130, 143, 129), without clean-up in this process: the run's reaper does that. A
     signal that comes within ``settle_s`` of the first is taken as the same: a terminal's Ctrl-C
-    reaches the whole process group, and a parent may pass it on besides. What is ignored when the
-    context is entered stays ignored: ``nohup`` asks for that.
+    reaches the whole process group, and a parent may pass it on besides. SIGHUP stays ignored where
+    it was when the context is entered (``handled``).
 
     Handlers are plain ones, not the loop's: the second signal must work where the loop hangs.
 
@@ -61,9 +71,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._loop = asyncio.get_running_loop()
-        for number in STOPPING:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
+        for number in handled():
+            self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:

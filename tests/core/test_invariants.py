@@ -196,7 +196,7 @@ def keep_a_batch_after_its_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> N
             self._complete[group] = None
         return ended
 
-    from colocate.core.buffer import Group
+    from colocate.core.residents import Group
 
     monkeypatch.setattr(Buffer, "Group_type", Group, raising=False)
     monkeypatch.setattr(Buffer, "acknowledge", twice)
