@@ -17,7 +17,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from colocate.core.events import (
     EpisodeNotResumed,
@@ -46,8 +46,6 @@ from colocate.rollout.turns import PlainTurns, Turns, as_text
 from colocate.run_state import Speaker
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Tokenizer(Protocol):
