@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colocate.adapters.chat import make_chat
+from colocate.adapters.chat import make_turns
 from colocate.adapters.environments.factory import make_environment_factory
 from colocate.adapters.memory.factory import make_probe
 from colocate.adapters.tokenizer import HuggingFaceTokenizer
@@ -23,9 +23,8 @@ from colocate.driver import Ports
 from colocate.machine import Device, read_gpus, resolve_device
 from colocate.ports import MemoryProbe, PromptSource
 from colocate.rewards.weighted import make_reward
-from colocate.rollout.chat import ChatTurns
 from colocate.rollout.runner import RolloutRules
-from colocate.rollout.turns import PlainTurns
+from colocate.rollout.turns import Turns
 
 if TYPE_CHECKING:
     from colocate.adapters.engine_pool import EnginePool
@@ -122,8 +121,7 @@ def rollout_rules(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> Rollout
     Raises:
         ChatTemplateError: the model's chat template cannot be followed.
     """
-    chat = _make_chat(config, tokenizer)
-    ends = tokenizer.end_tokens() if chat is None else sorted(chat.stop_tokens)
+    turns = _make_turns(config, tokenizer)
     single = {s: t[0] for s in config.rollout.stop if len(t := tokenizer.encode(s)) == 1}
     return RolloutRules(
         seed=config.seed,
@@ -132,9 +130,9 @@ def rollout_rules(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> Rollout
         max_model_len=config.inference.max_model_len,
         temperature=config.rollout.temperature,
         stop=tuple(s for s in config.rollout.stop if s not in single),
-        stop_token_ids=tuple(dict.fromkeys((*single.values(), *ends))),
+        stop_token_ids=tuple(dict.fromkeys((*single.values(), *sorted(turns.stop_tokens)))),
         step_timeout_s=config.environment.step_timeout_s,
-        turns=chat,
+        turns=turns,
     )
 
 
@@ -147,7 +145,7 @@ def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData
     """
     if config.data.source is not None:
         return RunData(prompts=_call(config.data.source, config.data.options))
-    turns = _make_chat(config, tokenizer) or PlainTurns(tokenizer.encode, tokenizer.decode)
+    turns = _make_turns(config, tokenizer)
     return make_data(
         config.data,
         needs=Needs(
@@ -160,8 +158,8 @@ def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData
     )
 
 
-def _make_chat(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> ChatTurns | None:
-    return make_chat(
+def _make_turns(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> Turns:
+    return make_turns(
         tokenizer,
         config.model.chat_template,
         config.model.chat_template_options,

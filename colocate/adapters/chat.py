@@ -11,6 +11,8 @@ from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.ports import Role
 from colocate.rollout.chat import ChatTurns
 from colocate.rollout.chat_probes import examine
+from colocate.rollout.quoting import Quoting
+from colocate.rollout.turns import PlainTurns, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,24 @@ class ChatTemplateError(ValueError):
         super().__init__(f"model.chat_template: {rule}. Remedy: {remedy}")
         self.rule = rule
         self.remedy = remedy
+
+
+def make_turns(
+    tokenizer: HuggingFaceTokenizer,
+    choice: str,
+    variables: Mapping[str, Any],
+    role: Role,
+    *,
+    max_turns: int,
+) -> Turns:
+    """How conversations with a model become tokens: by its template, or as plain text.
+
+    Arguments and errors are those of ``make_chat``.
+    """
+    chat = make_chat(tokenizer, choice, variables, role, max_turns=max_turns)
+    return chat or PlainTurns(
+        tokenizer.encode, tokenizer.decode, stop_tokens=frozenset(tokenizer.end_tokens())
+    )
 
 
 def make_chat(
@@ -79,7 +99,7 @@ def make_chat(
     ends = () if facts.end_token is None else (facts.end_token,)
     return ChatTurns(
         render=render,
-        encode=tokenizer.encode,
+        quoting=Quoting(tokenizer.encode, tokenizer.encode_plain, tokenizer.special_tokens()),
         decode=tokenizer.decode,
         role=role,
         end_token=facts.end_token,

@@ -7,6 +7,7 @@ from typing import Any
 
 from colocate.ports import Message
 from colocate.rollout.chat import Render
+from colocate.rollout.quoting import SpecialToken
 
 
 class HuggingFaceTokenizer:
@@ -22,6 +23,13 @@ class HuggingFaceTokenizer:
         tokens: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
         return tokens
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Without special tokens, also where the text names them."""
+        tokens: list[int] = self.inner.encode(
+            text, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        return tokens
+
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.inner.decode(token_ids, skip_special_tokens=False)
         return text
@@ -33,6 +41,14 @@ class HuggingFaceTokenizer:
     def added_tokens(self) -> Collection[int]:
         """Special tokens and others that are found before a text is cut."""
         return {*self.inner.get_added_vocab().values(), *self.inner.all_special_ids}
+
+    def special_tokens(self) -> Mapping[str, SpecialToken]:
+        """Those that mean something to the model, such as the end of a turn, by name."""
+        return {
+            token.content: SpecialToken(takes_left=token.lstrip, takes_right=token.rstrip)
+            for token in self.inner.added_tokens_decoder.values()
+            if token.special
+        }
 
     def end_tokens(self) -> tuple[int, ...]:
         """All tokens that end a text; models with several list them in generation settings."""

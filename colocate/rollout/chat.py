@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from colocate.ports import Message, Prompt, Role
-from colocate.rollout.turns import Decode, Encode
+from colocate.rollout.quoting import Quoting
+from colocate.rollout.turns import Decode
 
 Render = Callable[[Sequence[Message]], str]
 """The template's text of a conversation, up to where the model's next turn begins."""
@@ -52,6 +53,8 @@ def continuation(render: Render, role: Role, text: str) -> str:
 class ChatTurns:
     """A model's chat template at work.
 
+    What it quotes, prompts too, gives plain text only: special tokens are the template's own.
+
     Attributes:
         role: Of observations whose environment does not say.
         end_token: With it the template ends the model's turns; None where it is not known, which
@@ -61,7 +64,7 @@ class ChatTurns:
     """
 
     render: Render
-    encode: Encode
+    quoting: Quoting
     decode: Decode
     role: Role
     end_token: int | None
@@ -69,17 +72,23 @@ class ChatTurns:
     refused: Mapping[str, str]
 
     def opening(self, prompt: Prompt, appended: str) -> list[int]:
-        last = Message(role="user", content=prompt.text + appended)
+        said = [*prompt.history, Message(role="user", content=prompt.text + appended)]
         for message in prompt.history:
             self._check(message["role"])
-        return self.encode(self.render([*prompt.history, last]))
+        quoted = [
+            Message(role=message["role"], content=self.quoting.quote(message["content"]))
+            for message in said
+        ]
+        contents = "".join(message["content"] for message in quoted)
+        return self.quoting.encode(self.render(quoted), contents)
 
     def observation(self, text: str, role: Role | None, last_token: int) -> list[int]:
         """A turn that did not end with the template's token (no room, a stop string) gets it here,
         as a token that was not sampled."""
         role = role or self.role
         self._check(role)
-        tokens = self.encode(continuation(self.render, role, text))
+        quoted = self.quoting.quote(text)
+        tokens = self.quoting.encode(continuation(self.render, role, quoted), quoted)
         return tokens[1:] if last_token == self.end_token else tokens
 
     def action(self, token_ids: Sequence[int]) -> str:

@@ -42,7 +42,7 @@ from colocate.rollout.gate import Gate
 from colocate.rollout.guarded import EnvironmentFault, GuardedEnvironment, check_text
 from colocate.rollout.resumption import NotResumed, replay
 from colocate.rollout.seam import cut_at_stop
-from colocate.rollout.turns import PlainTurns, Turns, as_text
+from colocate.rollout.turns import Turns, as_text
 from colocate.run_state import Speaker
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class RewardFunction(Protocol):
 class RolloutRules:
     """Lengths in tokens, times in seconds.
 
-    ``turns``: how conversations become tokens; None: as plain text.
+    ``turns``: how conversations become tokens.
     """
 
     seed: int
@@ -113,7 +113,7 @@ class RolloutRules:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     step_timeout_s: float
-    turns: Turns | None = None
+    turns: Turns
 
 
 class RewardFault(Exception):
@@ -167,8 +167,7 @@ class Runner:
         self._trajectory = trajectory
         self._group = group
         self._attempt = attempt
-        tokenizer = desk.tokenizer
-        self._turns = desk.rules.turns or PlainTurns(tokenizer.encode, tokenizer.decode)
+        self._turns = desk.rules.turns
         self._began_s = desk.now_s()
         self._reward = 0.0
         self._facts: Mapping[str, Any] = {}

@@ -17,7 +17,13 @@ class Turns(Protocol):
     """How a conversation becomes tokens. What a model sampled is never among its results.
 
     Each method raises ``ValueError`` for what it cannot write.
+
+    Attributes:
+        stop_tokens: Each of them ends a turn.
     """
+
+    @property
+    def stop_tokens(self) -> frozenset[int]: ...
 
     def opening(self, prompt: Prompt, appended: str) -> list[int]:
         """All before the first turn; ``appended`` is what the environment adds to the prompt."""
@@ -33,11 +39,17 @@ class Turns(Protocol):
 
 
 class PlainTurns:
-    """Prompt, turns and observations as text, one after the other."""
+    """Prompt, turns and observations as text, one after the other.
 
-    def __init__(self, encode: Encode, decode: Decode) -> None:
+    Whoever writes them may name special tokens: without a template there is nobody else to.
+    """
+
+    def __init__(
+        self, encode: Encode, decode: Decode, *, stop_tokens: frozenset[int] = frozenset()
+    ) -> None:
         self._encode = encode
         self._decode = decode
+        self.stop_tokens = stop_tokens
 
     def opening(self, prompt: Prompt, appended: str) -> list[int]:
         if prompt.history:

@@ -14,6 +14,7 @@ from colocate.core.swap import Outcome
 from colocate.driver import Driver, Observer, Ports
 from colocate.journal import JournalWriter
 from colocate.rollout.runner import RolloutRules
+from colocate.rollout.turns import PlainTurns
 from colocate.run_state import RunState
 from colocate.sim.ports import (
     SimCheckpoints,
@@ -109,6 +110,7 @@ class Simulation:
         )
 
     def _rules(self) -> RolloutRules:
+        tokenizer = SimTokenizer()
         return RolloutRules(
             seed=self.world.seed,
             max_new_tokens=self.world.max_new_tokens,
@@ -118,4 +120,5 @@ class Simulation:
             stop=(),
             stop_token_ids=(STOP_TOKEN,),
             step_timeout_s=self.world.step_timeout_s,
+            turns=PlainTurns(tokenizer.encode, tokenizer.decode),
         )

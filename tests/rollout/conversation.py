@@ -18,7 +18,7 @@ from colocate.ports import Generation, GenerationRequest, Prompt, Role, StepOutc
 from colocate.rollout.content import Content
 from colocate.rollout.gate import Gate
 from colocate.rollout.runner import Desk, RolloutRules, Runner, Tokenizer
-from colocate.rollout.turns import Turns
+from colocate.rollout.turns import PlainTurns, Turns
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ async def play(
             stop=stop,
             stop_token_ids=stop_token_ids,
             step_timeout_s=60.0,
-            turns=turns,
+            turns=turns or PlainTurns(tokenizer.encode, tokenizer.decode),
         ),
         now_s=lambda: 0.0,
         post=post,
