@@ -13,7 +13,6 @@ DeepSpeed 0.19.8 and torch 2.13.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from torch import Tensor, nn
 
+from colocate.adapters.freed_memory import return_freed_memory
 from colocate.core.types import Part
 
 STATE_PARTS = frozenset({Part.PARAMETERS, Part.GRADIENTS, Part.OPTIMIZER})
@@ -314,9 +314,7 @@ def release_caches() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.accelerator.empty_host_cache()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
+    return_freed_memory()
 
 
 def _synchronize(device: torch.device) -> None:

@@ -6,7 +6,6 @@ stay where they are, so that nothing which refers to them has to know.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import math
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from torch import nn
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from colocate.adapters.freed_memory import return_freed_memory
 from colocate.adapters.vllm.worker import ColocatedWorker
 
 
@@ -97,10 +97,10 @@ class ColocatedCPUWorker(ColocatedWorker, CPUWorker):  # type: ignore[misc]
 
     def collect_garbage(self) -> None:
         gc.collect()
-        _return_freed_memory()
+        return_freed_memory()
 
     def _release(self) -> None:
-        _return_freed_memory()
+        return_freed_memory()
         held = self.residency()
         still = {tag: held[tag] for tag in self._dropped if held[tag] > 0}
         if still:
@@ -141,12 +141,3 @@ def _packed_bytes(layer: Any) -> int:
 
 def _refuse_to_compute(*_: Any) -> NoReturn:
     raise RuntimeError("this layer's weights were dropped by sleep(2) and not published since")
-
-
-def _return_freed_memory() -> None:
-    """Has glibc's allocator, or tcmalloc where it is preloaded, give freed pages to the system."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "MallocExtension_ReleaseFreeMemory"):
-        libc.MallocExtension_ReleaseFreeMemory()
-    else:
-        libc.malloc_trim(0)
