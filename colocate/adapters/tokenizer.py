@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from colocate.ports import Message
 from colocate.rollout.chat import Render
 from colocate.rollout.quoting import SpecialToken
+
+GUARD = "\ufdd0"
+"""Of no text and in no merge: what follows it is encoded as in the middle of a text."""
 
 
 class HuggingFaceTokenizer:
@@ -23,12 +27,34 @@ class HuggingFaceTokenizer:
         tokens: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
         return tokens
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Without special tokens, also where the text names them."""
+    def encode_plain(self, text: str, *, first: bool) -> list[int]:
+        """Without special tokens, also where the text names them.
+
+        Args:
+            text: A part of a text, or all of it.
+            first: Whether the text begins with it. Some tokenizers put a space there, and nowhere
+                else.
+
+        Raises:
+            ValueError: the tokenizer has no way to encode this part alone.
+        """
+        if first or not self._begins_with_space:
+            return self._encode_plain(text)
+        guarded, guard = self._encode_plain(GUARD + text), self._encode_plain(GUARD)
+        if guarded[: len(guard)] != guard:
+            raise ValueError(f"the tokenizer does not encode {text[:40]!r} alone")
+        return guarded[len(guard) :]
+
+    def _encode_plain(self, text: str) -> list[int]:
         tokens: list[int] = self.inner.encode(
             text, add_special_tokens=False, split_special_tokens=True, verbose=False
         )
         return tokens
+
+    @functools.cached_property
+    def _begins_with_space(self) -> bool:
+        end = self.inner.eos_token
+        return end is not None and self.encode(f"{end}a")[1:] != self._encode_plain("a")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.inner.decode(token_ids, skip_special_tokens=False)

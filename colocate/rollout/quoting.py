@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from colocate.rollout.turns import Encode
 
@@ -19,6 +20,12 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """Unicode keeps these two for a program's own use: no text that is exchanged has them."""
 
 _MARK = re.compile(f"{OPEN}([0-9]+){CLOSE}")
+
+
+class EncodePlain(Protocol):
+    """Tokens of a part of a text, without special ones, also where it names them."""
+
+    def __call__(self, text: str, /, *, first: bool) -> list[int]: ...
 
 
 class QuotingError(ValueError):
@@ -43,12 +50,12 @@ class Quoting:
 
     Args:
         encode: Finds special tokens in a text.
-        encode_plain: Finds none.
+        encode_plain: Finds none; is told whether a part is the text's first.
         special: By name.
     """
 
     def __init__(
-        self, encode: Encode, encode_plain: Encode, special: Mapping[str, SpecialToken]
+        self, encode: Encode, encode_plain: EncodePlain, special: Mapping[str, SpecialToken]
     ) -> None:
         self._encode = encode
         self._encode_plain = encode_plain
@@ -91,16 +98,17 @@ class Quoting:
         for found in self._any_token.finditer(written):
             token = self._special[found[0]]
             before = written[place : found.start()]
-            tokens += self._plain(before.rstrip() if token.takes_left else before)
+            before = before.rstrip() if token.takes_left else before
+            tokens += self._plain(before, first=place == 0)
             tokens += self._encode(found[0])
             place = found.end()
             if token.takes_right:
                 place += len(written[place:]) - len(written[place:].lstrip())
-        return tokens + self._plain(written[place:])
+        return tokens + self._plain(written[place:], first=place == 0)
 
-    def _plain(self, text: str) -> list[int]:
+    def _plain(self, text: str, *, first: bool) -> list[int]:
         whole = _MARK.sub(lambda found: self._names[int(found[1])], text)
-        return self._encode_plain(whole) if whole else []
+        return self._encode_plain(whole, first=first) if whole else []
 
     def _mark(self, name: str) -> str:
         return f"{OPEN}{self._number[name]}{CLOSE}"

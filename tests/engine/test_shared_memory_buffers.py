@@ -18,6 +18,7 @@ from colocate.adapters.deepspeed.buffers import SharedMemoryBuffers
 from colocate.adapters.deepspeed.export import Exporter
 from colocate.adapters.deepspeed.shared_memory import FOLDER, file_prefix
 from colocate.adapters.vllm.buffers import OpenBuffers
+from colocate.learn.lora import Weight
 
 RUN_ID = "buffers"
 
@@ -62,6 +63,15 @@ def test_bucket_after_bucket_goes_through_the_same_two_files(writer, reader):
     assert all(inodes == seen[-1] for inodes in seen[1:])
 
 
+def test_the_next_publication_finds_the_files_of_the_last(writer, reader):
+    send(writer, reader, 0, [1] * 5000)
+    before = [path.stat().st_ino for path in files()]
+    reader.close()
+    writer.rest()
+    send(writer, reader, 0, [2] * 5000)
+    assert [path.stat().st_ino for path in files()] == before
+
+
 def test_a_slot_grows_for_a_larger_bucket_and_serves_smaller_ones(writer, reader):
     for index, size in enumerate([100, 70_000, 30, 200_000]):
         send(writer, reader, 0, [index + 1] * size)
@@ -80,7 +90,7 @@ def test_a_slot_is_made_once_for_the_largest_bucket_that_it_will_hold(writer, re
     sizes = (100, 300, 400, 1200, 700, 200)
     parameters = {str(n): nn.Parameter(torch.full((n,), float(n))) for n in sizes}
     exporter = Exporter(
-        SimpleNamespace(named_parameters=parameters.items),
+        SimpleNamespace(weights=lambda: {n: Weight(p) for n, p in parameters.items()}),
         writer,
         dtype=torch.float32,
         bucket_bytes=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,6 +185,7 @@ def save_tokenizer(family: Family, folder: Path) -> Path:
         vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(TEXT, trainer)
+    inner = _with_bytes_as_pieces(inner)
     if family.strips_right:
         inner.add_special_tokens([AddedToken(text, rstrip=True) for text in family.special])
     tokenizer = PreTrainedTokenizerFast(
@@ -196,3 +198,11 @@ def save_tokenizer(family: Family, folder: Path) -> Path:
     )
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _with_bytes_as_pieces(trained: Tokenizer) -> Tokenizer:
+    """A trainer takes pieces that it must have as special tokens only; bytes are no such tokens."""
+    content = json.loads(trained.to_str())
+    added = content["added_tokens"]
+    content["added_tokens"] = [each for each in added if not each["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(content))

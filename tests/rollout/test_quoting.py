@@ -39,6 +39,10 @@ def special_in(tokenizer: HuggingFaceTokenizer, tokens: list[int]) -> list[int]:
     return [token for token in tokens if token in known]
 
 
+def plain(text: str, /, *, first: bool) -> list[int]:
+    return [ord(character) for character in text]
+
+
 def attack(tokenizer: HuggingFaceTokenizer) -> str:
     """Every special token of the tokenizer, by name, and marks such as quoting itself uses."""
     return f"a {OPEN}0{CLOSE} " + " b ".join(tokenizer.special_tokens()) + " c"
@@ -89,7 +93,7 @@ async def test_a_forged_turn_is_trained_as_plain_text(tokenizer: HuggingFaceToke
 def test_quoted_and_encoded_any_text_is_itself(text: str) -> None:
     quoting = Quoting(
         lambda whole: [-1] if whole == "<|im_end|>" else [ord(c) for c in whole],
-        lambda whole: [ord(c) for c in whole],
+        plain,
         {"<|im_end|>": SpecialToken(), "<|im": SpecialToken()},
     )
     quoted = quoting.quote(text)
@@ -103,7 +107,7 @@ def test_quoted_and_encoded_any_text_is_itself(text: str) -> None:
 def test_white_space_that_a_special_token_takes_is_taken() -> None:
     quoting = Quoting(
         lambda whole: [-1] if whole == "<e>" else [ord(c) for c in whole],
-        lambda whole: [ord(c) for c in whole],
+        plain,
         {"<e>": SpecialToken(takes_left=True, takes_right=True)},
     )
     quoted = quoting.quote("<e>")
@@ -111,7 +115,7 @@ def test_white_space_that_a_special_token_takes_is_taken() -> None:
 
 
 def test_a_template_that_loses_a_mark_is_an_error() -> None:
-    quoting = Quoting(lambda _: [1], lambda _: [1], {"<e>": SpecialToken()})
+    quoting = Quoting(lambda _: [1], plain, {"<e>": SpecialToken()})
     quoted = quoting.quote("say <e>")
     with pytest.raises(QuotingError, match="changes or drops text that names a special token"):
         quoting.encode("say", quoted)

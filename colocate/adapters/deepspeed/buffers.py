@@ -36,6 +36,9 @@ class Buffers(Protocol):
         None where another rank says it.
         """
 
+    def rest(self) -> None:
+        """Gives up between publications what others may need more; what it held is lost."""
+
     def release(self) -> None:
         """Frees every slot. Processes that still map one keep its memory."""
 
@@ -43,9 +46,9 @@ class Buffers(Protocol):
 class SharedMemoryBuffers:
     """Files in ``/dev/shm`` that only this user can open: ``{"kind": "shm", "path": ...}``.
 
-    The first rank makes them. They are used again and again until ``release``: the kernel takes
-    several times as long to find fresh pages as to copy into old ones, on the writer's side and
-    on the reader's.
+    The first rank makes them. They are used again and again until ``release``, publication after
+    publication: the kernel takes several times as long to find fresh pages as to copy into old
+    ones, and two buckets are little beside the weights that they carry.
     """
 
     num_slots = 2
@@ -76,6 +79,9 @@ class SharedMemoryBuffers:
 
     def handle(self, slot: int) -> dict[str, Any] | None:
         return {"kind": "shm", "path": str(self._path(slot))} if self._makes_files else None
+
+    def rest(self) -> None:
+        pass
 
     def release(self) -> None:
         for slot in self._slots:
@@ -146,6 +152,9 @@ class CudaIpcBuffers:
         uuid = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
         fields = dict(zip(HANDLE_FIELDS, values, strict=True))
         return {"kind": "cuda_ipc", "devices": {uuid: fields}}
+
+    def rest(self) -> None:
+        self.release()
 
     def release(self) -> None:
         if self._buffer is not None:

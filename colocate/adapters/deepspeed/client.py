@@ -242,7 +242,7 @@ class DeepSpeedTrainer:
             # Cancelled, they would leave answers behind that the next question would take.
             await asyncio.gather(*packing, return_exceptions=True)
             if self._broken is None:
-                await self._ask(wire.ReleaseBuckets(), wire.Done)
+                await self._ask(wire.EndExport(), wire.Done)
 
     async def _pack(self, index: int, checksums: bool) -> WeightBucket:
         request = wire.PackBucket(index=index, checksums=checksums)

@@ -129,6 +129,10 @@ class Exporter:
             seconds=self._seconds,
         )
 
+    def rest(self) -> None:
+        """Between publications: no bucket can be read any more."""
+        self._buffers.rest()
+
     def release(self) -> None:
         """Lets go of all buckets."""
         self._buffers.release()

@@ -112,7 +112,7 @@ class PackBucket(Message, frozen=True, kw_only=True):
     checksums: bool
 
 
-class ReleaseBuckets(Message, frozen=True, kw_only=True):
+class EndExport(Message, frozen=True, kw_only=True):
     pass
 
 
@@ -132,7 +132,7 @@ Request = (
     | ListWeights
     | ScorePrompts
     | PackBucket
-    | ReleaseBuckets
+    | EndExport
     | Close
 )
 

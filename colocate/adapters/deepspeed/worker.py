@@ -124,8 +124,8 @@ class Worker:
                 return self._score(request)
             case wire.PackBucket():
                 return self._exporter.pack(request.index, checksums=request.checksums)
-            case wire.ReleaseBuckets():
-                self._exporter.release()
+            case wire.EndExport():
+                self._exporter.rest()
             case _:
                 raise RuntimeError(f"unexpected request {type(request).__name__}")
         return wire.Done()
