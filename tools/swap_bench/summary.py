@@ -147,14 +147,25 @@ def _publishing(swaps: Sequence[Swap]) -> dict[str, Any]:
 
 
 def _transport(rounds: Sequence[Round]) -> dict[str, Any]:
-    """By number of threads: rates of plain copies, and medians of each round's own shares."""
+    """By number of threads: rates of plain copies, and transport's shares of them.
+
+    Medians are of each round's own shares. The best rates are those of the rounds that other work
+    disturbed least, which need not be the same for both.
+    """
     median = statistics.median
     threads = list(rounds[0].copies)
     shares = {n: [each.share(n) for each in rounds] for n in threads}
+    best = max(each.transport for each in rounds)
+    copies = {n: max(each.copies[n] for each in rounds) for n in threads}
     return {
         "rounds": len(rounds),
         "bytes_per_s": median(each.transport for each in rounds),
         "plain_copy": _by_threads([each.copies for each in rounds]),
+        "best": {
+            "bytes_per_s": best,
+            "plain_copy": {str(n): copies[n] for n in threads},
+            "share_of_plain_copy": {str(n): best / copies[n] for n in threads},
+        },
         "two_plain_copies": _by_threads([each.two_copies for each in rounds]),
         "share_of_plain_copy": {str(n): median(shares[n]) for n in threads},
         "share_of_plain_copy_range": {str(n): [min(shares[n]), max(shares[n])] for n in threads},
@@ -164,6 +175,7 @@ def _transport(rounds: Sequence[Round]) -> dict[str, Any]:
         "seconds": {
             part: median(each.seconds[part] for each in rounds) for part in TRANSPORT_PARTS
         },
+        "each_round": [asdict(each) for each in rounds],
     }
 
 
