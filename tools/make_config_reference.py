@@ -21,7 +21,7 @@ CONF = ROOT / "conf"
 HEADER = """\
 # Configuration
 
-<!-- Written by tools/make_config_reference.py from colocate/config.py and conf/; do not edit. -->
+<!-- Written by tools/make_config_reference.py from colocate/config/ and conf/; do not edit. -->
 
 A run is configured by key: `colocate train +experiment=quickstart steps=20 trainer=zero2`.
 `GROUP=CHOICE` picks a file of a group, `KEY=VALUE` sets one value, `+experiment=NAME` adds a

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from colocate.config_data import DataConfig
+from colocate.config import DataConfig
 from colocate.data.load import load_split
 from colocate.data.order import hold_out
 from colocate.data.prompts import CountTokens, all_prompts

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from colocate.config_data import DataConfig
+from colocate.config import DataConfig
 from colocate.problems import ConfigurationError, Problem
 
 _BUILDERS = {

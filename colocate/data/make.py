@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from colocate.config_data import DataConfig
+from colocate.config import DataConfig
 from colocate.data.check import Needs, check_columns, check_row, too_few
 from colocate.data.load import load_split
 from colocate.data.order import hold_out

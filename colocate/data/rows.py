@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from colocate.config_data import DataConfig
+from colocate.config import DataConfig
 from colocate.ports import MESSAGES, Message, Prompt
 
 _ROLES = get_type_hints(Message)["role"].__args__

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from colocate.config_data import DataConfig, RewardConfig
+from colocate.config import DataConfig, RewardConfig
 from colocate.data.check import Needs, check_data, column_names, texts
 from colocate.ports import MESSAGES, Prompt
 from colocate.preflight.callables import NotFoundError, load

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from colocate.config_data import RewardConfig, RewardTerm
+from colocate.config import RewardConfig, RewardTerm
 from colocate.preflight.callables import NotFoundError, load, not_found
 from colocate.preflight.table import rule
 from colocate.problems import Problem

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from colocate.config_data import RewardConfig, RewardTerm
+from colocate.config import RewardConfig, RewardTerm
 from colocate.rewards.functions import Prepared, UnfitRewardError, load, shape_of
 from colocate.rewards.pool import WorkerPool
 from colocate.rollout.faults import USER_FAULTS, ends_the_task

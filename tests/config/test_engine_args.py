@@ -203,7 +203,7 @@ def test_an_engine_whose_arguments_cannot_be_known_takes_none(
     [
         ("no_such_package", "x.py", ("X",), "not installed"),
         ("colocate", "no_such_file.py", ("X",), "cannot be read"),
-        ("colocate", "config.py", ("RunConfig", "Nothing"), "defines no Nothing"),
+        ("colocate", "config/run.py", ("RunConfig", "Nothing"), "defines no Nothing"),
     ],
 )
 def test_a_signature_that_cannot_be_read_is_an_error_with_its_reason(

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pytest
 
-from colocate.config_data import DataConfig
+from colocate.config import DataConfig
 from colocate.core.types import GroupId
 from colocate.data.check import Needs, check_data, texts
 from colocate.data.make import RunData, make_data

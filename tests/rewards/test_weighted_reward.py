@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from colocate.config_data import RewardConfig
+from colocate.config import RewardConfig
 from colocate.rewards.weighted import WeightedReward, make_reward
 from colocate.rollout.runner import RewardFault
 from tests.rewards.episodes import HERE, Closes, episode

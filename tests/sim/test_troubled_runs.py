@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from colocate.config_data import RewardTerm
+from colocate.config import RewardTerm
 from colocate.core.types import FinishReason, GroupId, Span, Version
 from colocate.ports import Generation, GenerationRequest, Prompt, StepOutcome
 from colocate.rewards.weighted import WeightedReward

@@ -21,3 +21,10 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+def refuse_bool(value: object) -> object:
+    """``True == 1`` in Python, so a literal of integers would take it for 1."""
+    if isinstance(value, bool):
+        raise ValueError("a boolean is not one of the choices")
+    return value

@@ -1,0 +1,12 @@
+"""What is kept on the disk to resume from."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from colocate.config.types import NonNegativeInt, PositiveInt, Section
+
+
+class CheckpointConfig(Section):
+    every_steps: NonNegativeInt = Field(0, description="0: only at the end, or on a signal.")
+    keep: PositiveInt = Field(2, description="Older checkpoints are deleted.")

@@ -1,0 +1,17 @@
+"""Deadlines."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from colocate.config.types import PositiveFloat, Section
+
+
+class SupervisionConfig(Section):
+    start_timeout_s: PositiveFloat = Field(600.0, description="For engine and trainer to start.")
+    phase_timeout_s: PositiveFloat = Field(300.0, description="Deadline of each phase of a swap.")
+    training_timeout_s: PositiveFloat = Field(3600.0, description="Deadline of a training phase.")
+    idle_timeout_s: PositiveFloat = Field(
+        600.0, description="A rollout in which nothing happens for so long ends the run."
+    )
+    grace_s: PositiveFloat = Field(20.0, description="For an orderly end after a signal.")
