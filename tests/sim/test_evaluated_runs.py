@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from colocate.config import RunConfig
 from colocate.core import events as ev
 from colocate.core.settings import Settings
 from colocate.core.swap import Outcome
+from colocate.driver import Observer
 from colocate.journal import read_journal
+from colocate.loggers.group import LoggerGroup
 from colocate.ports import Prompt
+from colocate.recorder import Recorder
 from colocate.replay import replay
+from colocate.report.display import NoDisplay
+from colocate.report.records import read_evaluations, read_metrics
 from colocate.rollout.evaluation import EvaluationPlan
 from colocate.sim.clock import run_virtual
 from colocate.sim.ports import SimEnvironmentSettings
 from colocate.sim.run import SimSettings, Simulation, rules_of
+from tests.config.trees import with_values
 
 BASE = Settings(steps=4, group_size=3, groups_per_step=2, max_staleness=2)
 NUM_PROMPTS, NUM_EACH = 5, 2
@@ -43,6 +51,7 @@ def run(
     world: SimSettings | None = None,
     *,
     stop_at_s: float | None = None,
+    observers: Sequence[Observer] = (),
     **changes: Any,
 ) -> tuple[Simulation, Outcome]:
     settings = dataclasses.replace(BASE, **changes)
@@ -53,6 +62,7 @@ def run(
             settings,
             world,
             run_dir / "events.jsonl",
+            observers,
             evaluation=plan(world) if settings.eval_every_steps else None,
         )
         if stop_at_s is not None:
@@ -145,7 +155,7 @@ def test_samples_that_environments_spoil_are_counted_by_reason(tmp_path: Path) -
     assert summary["samples"]["lost"] == sum(summary["lost"].values()) > 0
     assert any("sandbox went away" in reason for reason in summary["lost"])
     assert "its environment called it invalid" in summary["lost"]
-    assert simulation.scheduler.summary()["trajectories"]["trained"] == 24
+    assert len(simulation.trainer.trained) == BASE.steps
 
 
 def test_the_checkpoint_of_each_evaluation_is_rated(tmp_path: Path) -> None:
@@ -158,3 +168,41 @@ def test_the_checkpoint_of_each_evaluation_is_rated(tmp_path: Path) -> None:
     assert [value for value, _ in rated.values()] == [
         event.metrics["pass@1"] for event in ended(tmp_path)[1:]
     ]
+
+
+class Kept:
+    """A tracker that remembers what it was given, by step and name."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, dict[str, float]] = {}
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.values.setdefault(step, {}).update(values)
+
+    def close(self, *, succeeded: bool) -> None:
+        return
+
+
+def test_each_evaluation_is_a_line_of_a_file_and_reaches_the_trackers(tmp_path: Path) -> None:
+    kept = Kept()
+    group = LoggerGroup({"kept": lambda: kept})
+    config = RunConfig.model_validate(with_values({}))
+    recorder = Recorder(config, tmp_path, NoDisplay(), group)
+    run(tmp_path, observers=[recorder], **EVALUATED)
+    recorder.close()
+    group.close(succeeded=True)
+    assert group.summary()["kept"]["failed"] == 0
+
+    rows = read_evaluations(tmp_path)
+    assert [row["step"] for row in rows] == [event.version for event in ended(tmp_path)]
+    assert all(row["num_lost"] == row["num_cut"] == 0 for row in rows)
+    assert {step: values.get("eval/pass@1") for step, values in kept.values.items()} == {
+        step: next((row["pass@1"] for row in rows if row["step"] == step), None)
+        for step in kept.values
+    }
+    for row in read_metrics(tmp_path / "metrics.jsonl"):
+        values = kept.values[row["step"]]
+        assert values["rollout/reward_mean"] == row["reward_mean"]
+        assert values["swap/count"] == row["swaps"]
+        assert values["memory/used_bytes"] > 0
+        assert values["swap/cost_s"] > 0
