@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,28 @@ from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.assembly import (
     Place,
     core_settings,
+    make_evaluation,
     make_model,
     make_ports,
     make_run_data,
     rollout_rules,
+    settings_with,
 )
-from colocate.checkpoints import CheckpointError, find_checkpoint, read_state
+from colocate.checkpoints import CheckpointError, find_checkpoint, forget_best, read_state
 from colocate.config import RunConfig
+from colocate.core.evaluation_tally import first_last_best
 from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
+from colocate.core.types import Version
 from colocate.driver import Driver
 from colocate.journal import JournalWriter
+from colocate.loggers.factory import make_loggers
+from colocate.loggers.group import CLOSE_PATIENCE_S
 from colocate.machine import resolve_device, software_versions
 from colocate.recorder import Recorder
 from colocate.report.display import RunDisplay, make_display
 from colocate.report.ending import render_ending
-from colocate.report.records import keep_steps, write_summary
+from colocate.report.records import EVALUATIONS, keep_steps, read_evaluations, write_summary
 from colocate.report.run_report import write_run_report
 from colocate.run_state import RunState
 from colocate.supervision.guard import RunGuard
@@ -137,10 +144,15 @@ class _Run:
         self._run_id = run_id
         self._display = display
         self._checkpoint = checkpoint
-        self._origin = origin
         self._data_facts: Mapping[str, Any] = {}
-        keep_steps(run_dir / "metrics.jsonl", up_to=origin.version)
-        self._recorder = Recorder(config, run_dir, display)
+        for name in ("metrics.jsonl", EVALUATIONS):
+            keep_steps(run_dir / name, up_to=origin.version)
+        forget_best(run_dir / "checkpoints", after=origin.version)
+        evaluated = read_evaluations(run_dir)
+        last = Version(evaluated[-1]["step"]) if evaluated else None
+        self._origin = replace(origin, evaluated=last)
+        self._loggers = make_loggers(config, run_dir)
+        self._recorder = Recorder(config, run_dir, display, self._loggers)
 
     async def carry_out(self, prepare: Callable[[], Place]) -> int:
         """Runs, and leaves a summary whatever happens."""
@@ -152,6 +164,12 @@ class _Run:
             tokenizer = HuggingFaceTokenizer(place.model)
             data = make_run_data(self._config, tokenizer)
             self._data_facts = data.facts
+            rules = rollout_rules(self._config, tokenizer)
+            evaluation = make_evaluation(
+                self._config, data, rules, max_episodes=settings.max_resident
+            )
+            num_samples = 0 if evaluation is None else evaluation.num_samples
+            scheduler = Scheduler(settings_with(settings, self._config.eval, num_samples))
             ports, probe = make_ports(
                 self._config, place, tokenizer, self._checkpoint, data.prompts
             )
@@ -159,9 +177,10 @@ class _Run:
             driver = Driver(
                 scheduler,
                 ports,
-                rollout_rules(self._config, tokenizer),
+                rules,
                 JournalWriter(self._run_dir / "events.jsonl"),
                 [self._recorder],
+                evaluation=evaluation,
                 sample_interval_s=self._config.memory.sample_interval_s,
                 telemetry_interval_s=self._config.memory.telemetry_interval_s,
             )
@@ -180,6 +199,10 @@ class _Run:
             outcome = Outcome(status="failed", error=f"{type(error).__name__}: {text}")
         finally:
             self._recorder.close()
+        # In a thread: what a tracker has yet to send may take a while.
+        succeeded = outcome.status == "completed"
+        patience_s = CLOSE_PATIENCE_S if succeeded else self._config.supervision.grace_s
+        await asyncio.to_thread(self._loggers.close, succeeded=succeeded, patience_s=patience_s)
         self._leave(self._summarize(outcome, scheduler, provider, began_s))
         return _exit_status(outcome)
 
@@ -188,6 +211,9 @@ class _Run:
     ) -> dict[str, Any]:
         summary = scheduler.summary()
         summary["memory"] = {"provider": provider, **summary["memory"]}
+        summary["warnings"] += self._loggers.warnings
+        if summary["eval"] is not None:
+            summary["eval"] |= first_last_best(read_evaluations(self._run_dir))
         return {
             "schema": SUMMARY_SCHEMA,
             "status": outcome.status,
@@ -195,6 +221,7 @@ class _Run:
             "run_id": self._run_id,
             "software": software_versions(),
             "data": dict(self._data_facts),
+            "loggers": self._loggers.summary(),
             "wall_s": round(time.monotonic() - began_s, 3),
             **summary,
         }

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,17 @@ from colocate.adapters.environments.factory import make_environment_factory
 from colocate.adapters.memory.factory import make_probe
 from colocate.adapters.tokenizer import HuggingFaceTokenizer
 from colocate.checkpoints import FolderCheckpoints
-from colocate.config import RunConfig
+from colocate.config import EvalConfig, RunConfig
 from colocate.core.settings import Settings
+from colocate.core.types import GroupId
 from colocate.data.check import Needs
 from colocate.data.make import RunData, make_data
 from colocate.driver import Ports
 from colocate.machine import Device, read_gpus, resolve_device
 from colocate.ports import MemoryProbe, PromptSource
+from colocate.problems import ConfigurationError, Problem
 from colocate.rewards.weighted import make_reward
+from colocate.rollout.evaluation import EvaluationPlan
 from colocate.rollout.runner import RolloutRules
 from colocate.rollout.turns import Turns
 
@@ -90,11 +93,66 @@ def core_settings(config: RunConfig) -> Settings:
         bucket_bytes=2 * config.trainer.bucket_bytes(resolve_device(config.device, os.environ)),
         remedy_after_s=config.memory.remedy_after_s,
         checkpoint_every_steps=config.checkpoint.every_steps,
+        keep_best=config.checkpoint.keep_best,
         start_timeout_s=config.supervision.start_timeout_s,
         phase_timeout_s=config.supervision.phase_timeout_s,
         training_timeout_s=config.supervision.training_timeout_s,
         idle_timeout_s=config.supervision.idle_timeout_s,
         grace_s=config.supervision.grace_s,
+    )
+
+
+def settings_with(settings: Settings, config: EvalConfig, num_samples: int) -> Settings:
+    """The core's settings, with so many samples in each evaluation; 0: with none."""
+    if not num_samples:
+        return settings
+    return replace(
+        settings,
+        eval_every_steps=config.every_steps,
+        eval_before_first_step=config.before_first_step,
+        eval_num_samples=num_samples,
+        eval_timeout_s=config.timeout_s,
+    )
+
+
+def make_evaluation(
+    config: RunConfig, data: RunData, rules: RolloutRules, *, max_episodes: int
+) -> EvaluationPlan | None:
+    """What evaluations play; None where there are none.
+
+    Raises:
+        ConfigurationError: no prompt of the evaluation split can be used.
+    """
+    section = config.eval
+    if not section.every_steps:
+        return None
+    assert data.evaluation is not None, "preflight has refused it"
+    num_rows = len(data.evaluation)
+    if not num_rows:
+        raise ConfigurationError(
+            [
+                Problem(
+                    field="data.eval_split",
+                    value=config.data.eval_split,
+                    rule="must hold a prompt that fits inference.max_model_len = "
+                    f"{config.inference.max_model_len}; none does",
+                    remedy="use shorter prompts, or set eval.every_steps=0",
+                )
+            ]
+        )
+    count = min(section.num_prompts or num_rows, num_rows)
+    return EvaluationPlan(
+        prompts=[data.evaluation[index * num_rows // count] for index in range(count)],
+        rules=replace(
+            rules,
+            temperature=section.temperature,
+            max_new_tokens=section.max_new_tokens or rules.max_new_tokens,
+            max_turns=section.max_turns or rules.max_turns,
+        ),
+        samples_per_prompt=section.samples_per_prompt,
+        k=section.k or section.samples_per_prompt,
+        pass_reward=section.pass_reward,
+        max_episodes=max_episodes,
     )
 
 
@@ -144,7 +202,7 @@ def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData
         ChatTemplateError: the model's chat template cannot be followed.
     """
     if config.data.source is not None:
-        return RunData(prompts=_call(config.data.source, config.data.options))
+        return _from_source(config)
     turns = _make_turns(config, tokenizer)
     return make_data(
         config.data,
@@ -156,6 +214,19 @@ def make_run_data(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> RunData
         seed=config.seed,
         count=lambda prompt: len(turns.opening(prompt, "")),
     )
+
+
+def _from_source(config: RunConfig) -> RunData:
+    data = config.data
+    assert data.source is not None
+    prompts = _call(data.source, data.options)
+    if data.eval_options is None or not config.eval.every_steps:
+        return RunData(prompts=prompts)
+    held_out = _call(data.source, {**data.options, **data.eval_options})
+    count = config.eval.num_prompts
+    assert count is not None, "preflight has refused it"
+    evaluation = [held_out.prompt(GroupId(position)) for position in range(count)]
+    return RunData(prompts=prompts, evaluation=evaluation)
 
 
 def _make_turns(config: RunConfig, tokenizer: HuggingFaceTokenizer) -> Turns:

@@ -4,6 +4,8 @@
     buffer.msgpack   the buffer with the contents of its trajectories: unfinished ones too
     trainer/         the trainer's own files
 
+``checkpoints/best.json`` names the best of those that were rated, which no rotation removes.
+
 A checkpoint is written aside, made durable, and renamed when whole, so one that is torn is never
 taken for whole. Nothing in the first two can execute anything when it is read.
 """
@@ -19,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,6 +38,7 @@ READABLE = (1, SCHEMA)
 _STATE = "state.json"
 _BUFFER = "buffer.msgpack"
 _TRAINER = "trainer"
+_BEST = "best.json"
 _NAME = re.compile(r"step_(\d+)")
 
 
@@ -51,7 +55,7 @@ class CheckpointError(Exception):
 
 
 class FolderCheckpoints:
-    """Keeps the newest ``keep`` checkpoints of a run's folder."""
+    """Keeps the newest ``keep`` checkpoints of a run's folder, and the best one that was rated."""
 
     def __init__(self, run_dir: Path, *, keep: int, resume_from: Path | None = None) -> None:
         self._journal = run_dir / "events.jsonl"
@@ -65,16 +69,21 @@ class FolderCheckpoints:
         Raises:
             ValueError: where a content is not what the buffer knows; nothing was written.
         """
-        whole = self._folder / f"step_{state.version:06d}"
+        whole = _place_of(self._folder, state.version)
         partial = self._folder / f".partial-{whole.name}"
         await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
         await asyncio.to_thread(write_state, partial, state)
         await trainer.save(partial / _TRAINER)
         await asyncio.to_thread(_commit, partial, whole, self._journal)
         # The one just written stays, also where a resume from an older one left newer ones.
-        others = [path for path in list_checkpoints(self._folder) if path != whole]
+        kept = {whole, find_best(self._folder)}
+        others = [path for path in list_checkpoints(self._folder) if path not in kept]
         for old in others[: max(0, len(others) - self._keep + 1)]:
             await asyncio.to_thread(shutil.rmtree, old)
+
+    async def rate(self, version: Version, value: float, by: str) -> None:
+        """Names the checkpoint of a version as the best, if it is."""
+        await asyncio.to_thread(name_best, self._folder, version, value, by)
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
         """Reads the checkpoint that the run resumes from.
@@ -89,6 +98,10 @@ class FolderCheckpoints:
                 f"{self._resume_from}: its trainer is at version {restored}, its state says "
                 f"{version}"
             )
+
+
+def _place_of(folder: Path, version: int) -> Path:
+    return folder / f"step_{version:06d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -119,6 +132,55 @@ def find_checkpoint(resume: str, run_dir: Path) -> Path | None:
             "folder like RUN_DIR/checkpoints/step_000012, or resume=never"
         )
     return newest
+
+
+def find_best(folder: Path) -> Path | None:
+    """The best rated checkpoint of a folder of checkpoints; None where none was rated.
+
+    Raises:
+        CheckpointError: what names it cannot be read.
+    """
+    best = _read_best(folder)
+    if best is None:
+        return None
+    checkpoint = _place_of(folder, best["step"])
+    return checkpoint if checkpoint.is_dir() else None
+
+
+def name_best(folder: Path, version: int, value: float, by: str) -> None:
+    """Names a checkpoint as the best, unless another is that was rated by the same and no lower.
+
+    Nothing is named where it is not there: a run that goes on from another folder's checkpoint, of
+    which it has none of its own, may rate that.
+    """
+    best = _read_best(folder)
+    if best and find_best(folder) and best["by"] == by and best["value"] >= value:
+        return
+    if not _place_of(folder, version).is_dir():
+        return
+    written = folder / f".{_BEST}.{os.getpid()}"
+    written.write_text(json.dumps({"step": version, "value": value, "by": by}) + "\n")
+    _sync(written)
+    written.replace(folder / _BEST)
+    _sync(folder)
+
+
+def forget_best(folder: Path, *, after: int) -> None:
+    """Forgets the rating of a step that a resumed run takes again."""
+    best = _read_best(folder)
+    if best is not None and best["step"] > after:
+        (folder / _BEST).unlink()
+
+
+def _read_best(folder: Path) -> dict[str, Any] | None:
+    path = folder / _BEST
+    if not path.exists():
+        return None
+    try:
+        best = json.loads(path.read_text())
+        return {"step": int(best["step"]), "value": float(best["value"]), "by": str(best["by"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r}. Delete it") from error
 
 
 def write_state(checkpoint: Path, state: RunState) -> None:

@@ -48,6 +48,7 @@ from colocate.ports import (
     TrainingBatch,
     WeightTransfer,
 )
+from colocate.rollout.evaluation import EvaluationPlan, Evaluator
 from colocate.rollout.floor import Floor
 from colocate.rollout.gate import Gate
 from colocate.rollout.runner import Desk, RewardFunction, RolloutRules, Tokenizer
@@ -118,6 +119,7 @@ class Driver:
         journal: JournalWriter,
         observers: Sequence[Observer] = (),
         *,
+        evaluation: EvaluationPlan | None = None,
         sample_interval_s: float = 0.5,
         telemetry_interval_s: float = 5.0,
     ) -> None:
@@ -126,6 +128,8 @@ class Driver:
         self._rules = rules
         self._journal = journal
         self._observers = observers
+        self._evaluation = evaluation
+        self._evaluator: Evaluator | None = None
         self._sample_interval_s = sample_interval_s
         self._telemetry_interval_s = telemetry_interval_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -146,6 +150,10 @@ class Driver:
                 a.trajectory, keeps_content=a.keeps_content
             ),
             act.ForgetContent: lambda a: self._floor.forget(a.trajectories),
+            act.Evaluate: lambda a: self._evaluations.begin(a),
+            act.SubmitEvaluation: lambda a: self._evaluations.let_through(a),
+            act.CutEvaluation: lambda a: self._evaluations.cut(a),
+            act.RateCheckpoint: self._rate_checkpoint,
             act.SetTimer: self._set_timer,
             act.SampleMemory: self._sample_memory,
             act.Train: lambda a: self._operate(self._train(a)),
@@ -194,7 +202,10 @@ class Driver:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                self._floor = self._make_floor(tasks)
+                desk = self._make_desk()
+                self._floor = Floor(desk, self._ports.prompts, tasks, self._fault)
+                if self._evaluation is not None:
+                    self._evaluator = Evaluator(desk, self._evaluation, tasks, self._fault)
                 watchers = [
                     tasks.create_task(self._watch_memory(), name="memory"),
                     tasks.create_task(self._watch_telemetry(), name="telemetry"),
@@ -219,14 +230,15 @@ class Driver:
                 version=origin.version,
                 cursor=origin.cursor,
                 learned=origin.learned,
+                evaluated=origin.evaluated,
             )
         )
         if origin.buffer is not None:
             self._floor.take_up(origin)
             self.post(Restored(time_s=0.0, buffer=origin.buffer, saved_after=origin.saved_after))
 
-    def _make_floor(self, tasks: asyncio.TaskGroup) -> Floor:
-        desk = Desk(
+    def _make_desk(self) -> Desk:
+        return Desk(
             inference=self._ports.inference,
             gate=self._gate,
             tokenizer=self._ports.tokenizer,
@@ -236,7 +248,6 @@ class Driver:
             now_s=self.now_s,
             post=self.post,
         )
-        return Floor(desk, self._ports.prompts, tasks, self._fault)
 
     async def _loop(self) -> None:
         while not (self.scheduler.phase in ENDS and self._closed.is_set()):
@@ -267,7 +278,22 @@ class Driver:
             self._is_blind = True
             self._fault(error)
 
-    # Trajectories, timers, memory
+    # Trajectories, evaluations, timers, memory
+
+    @property
+    def _evaluations(self) -> Evaluator:
+        if self._evaluator is None:
+            raise RuntimeError("an evaluation is due, and the driver was given no plan of one")
+        return self._evaluator
+
+    def _rate_checkpoint(self, action: act.RateCheckpoint) -> None:
+        async def rate() -> None:
+            try:
+                await self._ports.checkpoints.rate(action.version, action.value, action.by)
+            except Exception as error:
+                self._fault(error)
+
+        self._tasks.create_task(rate(), name="rating a checkpoint")
 
     def _start_trajectory(self, action: act.StartTrajectory) -> None:
         self._floor.start(action.trajectory, action.group, action.attempt)
@@ -505,6 +531,8 @@ class Driver:
         errors: list[Exception] = []
         # The engine before the checkpoint: the trainer that is loaded for it may need its memory.
         parts = [self._floor.close, self._ports.inference.close]
+        if self._evaluator is not None:
+            parts.insert(0, self._evaluator.close)
         if state is not None:
             parts.append(partial(self._load_and_save, state))
         parts.append(self._ports.trainer.close)

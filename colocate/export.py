@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from colocate.checkpoints import CheckpointError, find_checkpoint, read_state
+from colocate.checkpoints import CheckpointError, find_best, find_checkpoint, read_state
 from colocate.core.types import Version
 
 if TYPE_CHECKING:
@@ -24,24 +24,30 @@ class ExportError(Exception):
 
 
 def export(
-    source: Path, target: Path, *, dtype: Precision | None = None, base: str | None = None
+    source: Path,
+    target: Path,
+    *,
+    dtype: Precision | None = None,
+    base: str | None = None,
+    which: Literal["last", "best"] = "last",
 ) -> Path:
     """Writes model, tokenizer, generation settings and a card; returns the checkpoint it took.
 
     DeepSpeed unpickles its own files: export only checkpoints that you trust.
 
     Args:
-        source: A checkpoint, or a run's folder, whose newest checkpoint is meant.
+        source: A checkpoint, or a run's folder.
         target: A folder that does not exist yet, or is empty.
         dtype: Of the weights; None: as the run's engine computed.
         base: The model that the run began with, folder or hub name; None: as the run's folder
             says.
+        which: Of a run's folder: the newest checkpoint, or the best one that was rated.
 
     Raises:
         ExportError: naming what is wrong, and the remedy.
         OSError, SafetensorError: the target cannot be written; nothing is left there.
     """
-    checkpoint, version = _find(source)
+    checkpoint, version = _find(_best_of(source) if which == "best" else source)
     run_dir = checkpoint.parent.parent
     config = _read_config(run_dir)
     base = base or _base_of(run_dir, config)
@@ -61,6 +67,19 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return checkpoint
+
+
+def _best_of(run_dir: Path) -> Path:
+    try:
+        best = find_best(run_dir / "checkpoints")
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
+    if best is None:
+        raise ExportError(
+            f"{run_dir} has no checkpoint that was rated the best: give a run's folder whose "
+            "checkpoint.keep_best was true and that wrote a checkpoint, or take --which last"
+        )
+    return best
 
 
 def _find(source: Path) -> tuple[Path, Version]:

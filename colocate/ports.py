@@ -277,6 +277,19 @@ class WeightTransfer(Protocol):
         """
 
 
+class RunLogger(Protocol):
+    """A tracker of experiments. Called from one thread of its own; it may block, and may raise."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes finite numbers by name (``colocate.loggers.names``), of one training step.
+
+        A step may come several times, with other names; an evaluation's comes after the step.
+        """
+
+    def close(self, *, succeeded: bool) -> None:
+        """Sends what is left, and tells how the run ended."""
+
+
 class MemoryProbe(Protocol):
     """Reads memory as the device sees it, not as an allocator believes it."""
 

@@ -14,9 +14,11 @@ from colocate.core.phases import Phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.trajectory import State
 from colocate.core.types import MemorySample
+from colocate.loggers.group import LoggerGroup
+from colocate.loggers.names import of_evaluation, of_memory, of_step, of_swap
 from colocate.ports import StepReport, TrainingBatch, TrainingSample
 from colocate.report.display import RunDisplay
-from colocate.report.records import MetricsWriter
+from colocate.report.records import EVALUATIONS, MetricsWriter
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.trace import TraceWriter
 from colocate.report.transcripts import (
@@ -42,11 +44,16 @@ _STATE_NAMES = {
 class Recorder:
     """An observer of the driver. ``first`` and ``last`` are transcripts to show at the end."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, display: RunDisplay) -> None:
+    def __init__(
+        self, config: RunConfig, run_dir: Path, display: RunDisplay, loggers: LoggerGroup
+    ) -> None:
+        self._loggers = loggers
         self._config = config
         self._run_dir = run_dir
         self._display = display
         self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
+        self._evaluations: MetricsWriter | None = None
+        self._evaluated: dict[str, float] = {}
         self._trace = TraceWriter(run_dir / "trace.json")
         self._phase = Phase.STARTING
         self._phase_since_s = 0.0
@@ -73,6 +80,13 @@ class Recorder:
             self._phase, self._phase_since_s = scheduler.phase, event.time_s
         if isinstance(event, ev.BatchTrained):
             self._write_metrics(event, scheduler)
+            if self._memory is not None:
+                self._loggers.log(event.version, of_memory(self._memory))
+        for action in actions:
+            if isinstance(action, act.CloseSwap):
+                self._loggers.log(action.version, of_swap(action))
+        if isinstance(event, ev.EvaluationEnded):
+            self._write_evaluation(event)
         if changed or event.time_s - self._shown_s >= REFRESH_S:
             self._shown_s = event.time_s
             if self._phase is not Phase.STARTING:
@@ -112,6 +126,8 @@ class Recorder:
 
     def close(self) -> None:
         self._metrics.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
         self._trace.close()
 
     def _choose(self, batch: TrainingBatch) -> list[TrainingSample]:
@@ -128,7 +144,7 @@ class Recorder:
 
     def _trace_event(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
         for action in actions:
-            if isinstance(action, act.SubmitRequest):
+            if isinstance(action, act.SubmitRequest | act.SubmitEvaluation):
                 self._requests[action.request] = event.time_s
         match event:
             case ev.RequestEnded():
@@ -142,6 +158,13 @@ class Recorder:
                         "tokens": sum(s.length for s in event.spans),
                         "finish": str(event.finish_reason),
                     },
+                )
+            case ev.EvaluationRequestEnded():
+                self._trace.request(
+                    -1 - event.sample,
+                    self._requests.pop(event.request),
+                    event.time_s,
+                    {"request": event.request, "tokens": sum(s.length for s in event.spans)},
                 )
             case ev.TurnReady() | ev.TrajectoryFinished() | ev.TrajectoryLost():
                 began_s = event.time_s - event.busy_s
@@ -164,18 +187,36 @@ class Recorder:
     def _write_metrics(self, event: ev.BatchTrained, scheduler: Scheduler) -> None:
         if self._first_step_s is None:
             self._first_step_s = event.time_s
-        self._metrics.write(
-            {
-                "step": event.version,
-                "time_s": event.time_s,
-                "batch": event.batch,
-                "swaps": scheduler.books.swaps,
-                **event.metrics,
-                **self._reward_parts,
-                **self._redundancy(event, scheduler),
-                **scheduler.books.groups.of_last_step,
-            }
-        )
+        row = {
+            "step": event.version,
+            "time_s": event.time_s,
+            "batch": event.batch,
+            "swaps": scheduler.books.swaps,
+            **event.metrics,
+            **self._reward_parts,
+            **self._redundancy(event, scheduler),
+            **scheduler.books.groups.of_last_step,
+        }
+        self._metrics.write(row)
+        self._loggers.log(event.version, of_step(row))
+
+    def _write_evaluation(self, event: ev.EvaluationEnded) -> None:
+        """One in which nothing was scored is in the books only."""
+        self._trace.instant("evaluated", event.time_s, {"step": event.version, **event.metrics})
+        if not event.metrics:
+            return
+        if self._evaluations is None:
+            self._evaluations = MetricsWriter(self._run_dir / EVALUATIONS)
+        self._evaluated = {"step": event.version, **event.metrics}
+        row = {
+            "step": event.version,
+            "time_s": event.time_s,
+            **event.metrics,
+            "num_lost": sum(event.lost.values()),
+            "num_cut": event.num_cut,
+        }
+        self._evaluations.write(row)
+        self._loggers.log(event.version, of_evaluation(row))
 
     def _redundancy(self, event: ev.BatchTrained, scheduler: Scheduler) -> dict[str, float]:
         """Lengths of what won and of what was cancelled since the step before."""
@@ -215,7 +256,9 @@ class Recorder:
             tokens_trained=books.tokens["trained"],
             tokens_carried=books.tokens["carried"],
             mismatch=books.mismatch.last_mean_abs,
-            warnings=tuple(books.warnings),
+            evaluation=self._evaluated,
+            is_evaluating=scheduler.swapper.evaluations.holds_the_swap,
+            warnings=(*books.warnings, *self._loggers.warnings),
             memory=self._memory,
             eta_s=self._eta_s(time_s, scheduler),
         )

@@ -66,6 +66,7 @@ class RunState:
         buffer: None where nothing is on record: checkpoints of before buffers were kept.
         contents: Of ``buffer.contents``, those that have any.
         saved_after: The journal's line that this is the state after.
+        evaluated: The last version that the run's folder has an evaluation of; in no checkpoint.
     """
 
     version: Version = Version(0)
@@ -74,6 +75,7 @@ class RunState:
     buffer: BufferSnapshot | None = None
     contents: Mapping[TrajectoryId, SavedContent] = field(default_factory=dict)
     saved_after: LinePosition | None = None
+    evaluated: Version | None = None
 
     def check_contents(self) -> None:
         """Raises:
@@ -95,3 +97,6 @@ class Checkpoints(Protocol):
     async def save(self, trainer: Trainer, state: RunState) -> None: ...
 
     async def restore(self, trainer: Trainer, version: Version) -> None: ...
+
+    async def rate(self, version: Version, value: float, by: str) -> None:
+        """Tells what the checkpoint of a version is worth: more is better; ``by`` says of what."""

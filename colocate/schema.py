@@ -40,7 +40,9 @@ class SchemaField:
     @property
     def free_form(self) -> bool:
         """Holds keys of the user's own, as an environment's options."""
-        return get_origin(self.info.annotation) is dict
+        annotation = self.info.annotation
+        options = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+        return any(get_origin(option) is dict for option in options)
 
 
 def walk(

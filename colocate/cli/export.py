@@ -16,7 +16,9 @@ def export_command(arguments: Sequence[str]) -> int:
     """Returns the exit status: 2 where the arguments are wrong, 1 where writing failed."""
     given = _parser().parse_args(list(arguments))
     try:
-        checkpoint = export(given.source, given.folder, dtype=given.dtype, base=given.base)
+        checkpoint = export(
+            given.source, given.folder, dtype=given.dtype, base=given.base, which=given.which
+        )
     except ExportError as error:
         print(f"colocate export: {error}", file=sys.stderr)
         return 2
@@ -43,13 +45,20 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         type=Path,
         metavar="RUN_DIR",
-        help="a run's folder, whose newest checkpoint is taken, or a checkpoint",
+        help="a run's folder, or a checkpoint",
     )
     parser.add_argument("folder", type=Path, metavar="OUT_DIR", help="where to; made if missing")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
         help="of the weights (default: model.dtype of the run)",
+    )
+    parser.add_argument(
+        "--which",
+        choices=("last", "best"),
+        default="last",
+        help="of a run's checkpoints: the newest, or the best by evaluation, or by mean reward "
+        "where the run had none",
     )
     parser.add_argument(
         "--base",

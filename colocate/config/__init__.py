@@ -17,6 +17,7 @@ from colocate.config.environment import (
     EnvironmentConfig,
     LatencyConfig,
 )
+from colocate.config.evaluation import EvalConfig
 from colocate.config.inference import (
     DEFAULT_MISMATCH_WARN,
     InferenceConfig,
@@ -64,6 +65,7 @@ __all__ = [
     "DistributionConfig",
     "EmbeddedModelConfig",
     "EnvironmentConfig",
+    "EvalConfig",
     "InferenceConfig",
     "KlConfig",
     "LatencyConfig",

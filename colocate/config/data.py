@@ -54,6 +54,19 @@ class DataConfig(Section):
         description="Share of the rows that is held out to evaluate on, whatever the `seed`.",
     )
 
+    eval_options: dict[str, Any] | None = Field(
+        None,
+        description="Keyword arguments of `source` in place of some of `options`, with which it "
+        "makes the prompts to evaluate on, as `{seed: 1000000007}`; null: none.",
+    )
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether there are prompts to evaluate on."""
+        if self.source is not None:
+            return self.eval_options is not None
+        return self.eval_split is not None or self.eval_fraction > 0
+
     @property
     def splits(self) -> tuple[str, ...]:
         """All that are read."""

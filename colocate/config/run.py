@@ -11,6 +11,7 @@ from colocate.config.buffer import BufferConfig
 from colocate.config.checkpoint import CheckpointConfig
 from colocate.config.data import DataConfig
 from colocate.config.environment import EnvironmentConfig
+from colocate.config.evaluation import EvalConfig
 from colocate.config.inference import InferenceConfig
 from colocate.config.logger import LoggerConfig
 from colocate.config.memory import MemoryConfig
@@ -45,4 +46,5 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig
     supervision: SupervisionConfig
     logger: LoggerConfig
+    eval: EvalConfig = Field(default_factory=EvalConfig)
     sim: SimConfig = Field(default_factory=SimConfig)

@@ -93,6 +93,43 @@ class ForgetContent(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate(Action):
+    """Begin so many episodes on held-out prompts; answered by ``EvaluationEnded``.
+
+    The engine holds ``version`` until then, or until ``CutEvaluation``.
+    """
+
+    version: Version
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitEvaluation(Action):
+    """The gate opens for one request of an evaluation; answered by ``EvaluationRequestEnded``."""
+
+    version: Version
+    sample: int
+    request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutEvaluation(Action):
+    """End the episodes of an evaluation that are not over; ``EvaluationEnded`` tells the rest."""
+
+    version: Version
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateCheckpoint(Action):
+    """The checkpoint of ``version`` is worth ``value`` (more is better); ``by`` says of what."""
+
+    version: Version
+    value: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer(Action):
     """Answer with ``TimerFired`` at this time. Timers are not cancelled; late ones are ignored."""
 

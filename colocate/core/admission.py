@@ -49,10 +49,24 @@ class RequestQueue:
         self._max_requests = max_requests
         self._waiting: list[tuple[Version, bool, TrajectoryId, int]] = []
         self._inflight: dict[str, TrajectoryId] = {}
+        self._lent: set[str] = set()
 
     @property
     def num_inflight(self) -> int:
-        return len(self._inflight)
+        """Those of evaluations included: the engine's limit is on all of them together."""
+        return len(self._inflight) + len(self._lent)
+
+    @property
+    def has_room(self) -> bool:
+        return self.num_inflight < self._max_requests
+
+    def lend(self, request: str) -> None:
+        """Counts a request that is no trajectory's."""
+        self._lent.add(request)
+
+    def take_back(self, request: str) -> None:
+        """It has returned, or its answer is no longer wanted."""
+        self._lent.discard(request)
 
     def is_inflight(self, request: str, trajectory: TrajectoryId) -> bool:
         return self._inflight.get(request) == trajectory
@@ -71,7 +85,7 @@ class RequestQueue:
 
     def next(self, buffer: Buffer) -> Trajectory | None:
         """The trajectory whose turn it is, or None where nothing waits or the engine is full."""
-        while self._waiting and len(self._inflight) < self._max_requests:
+        while self._waiting and self.has_room:
             _, _, identifier, attempt = heapq.heappop(self._waiting)
             trajectory = buffer.get(identifier)
             # It may have ended or begun again since it was queued.

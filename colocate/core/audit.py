@@ -13,6 +13,7 @@ from typing import Any
 
 from colocate.core import actions as act
 from colocate.core import events as ev
+from colocate.core.audit_evaluation import EvaluationAuditor
 from colocate.core.audit_memory import MemoryAuditor
 from colocate.core.audit_replay import ReplayAuditor, Trained
 from colocate.core.audit_resumption import Life, ResumptionAuditor
@@ -47,6 +48,7 @@ class Auditor:
         self._may_submit = False
         self._may_generate = False
         self._memory = MemoryAuditor()
+        self._evaluations = EvaluationAuditor()
         self._replays = ReplayAuditor()
         self._resumption = ResumptionAuditor()
         self._masked_slots: Counter[GroupId] = Counter()
@@ -74,8 +76,12 @@ class Auditor:
     def feed(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
         self._check_event(event)
         self._memory.see_event(event)
+        for finding in self._evaluations.check_event(event):
+            self._report(*finding)
         for action in actions:
             self._check_action(action)
+            for finding in self._evaluations.check_action(action, self._engine_version):
+                self._report(*finding)
             for message in self._memory.check_action(action):
                 self._report("exclusion", message)
             for message in self._resumption.check_action(action):
@@ -225,6 +231,8 @@ class Auditor:
         match action:
             case act.StartTrajectory():
                 self._started(action)
+            case act.SubmitEvaluation() if not self._may_submit:
+                self._report("exclusion", f"request {action.request} passed a closed gate")
             case act.SubmitRequest():
                 if not self._may_submit:
                     self._report("exclusion", f"request {action.request} passed a closed gate")
@@ -366,8 +374,9 @@ class Auditor:
 
     def _check_limits(self) -> None:
         settings = self._settings
-        if settings is not None and len(self._inflight) > settings.max_requests:
-            self._report("bound", f"{len(self._inflight)} requests in flight")
+        num_inflight = len(self._inflight) + self._evaluations.num_inflight
+        if settings is not None and num_inflight > settings.max_requests:
+            self._report("bound", f"{num_inflight} requests in flight")
 
     def check_summary(self, summary: dict[str, Any]) -> None:
         """Compares with what the run itself wrote at its end."""
@@ -380,5 +389,7 @@ class Auditor:
             self._report("bound", f"summary.json says {stated_replay}, counted {replayed}")
         if summary["staleness"]["histogram"] != self.histogram():
             self._report("bound", "summary.json has another staleness histogram")
+        for finding in self._evaluations.check_summary(summary.get("eval")):
+            self._report(*finding)
         if summary["steps"] != self.num_batches:
             self._report("exactly once", f"summary.json says {summary['steps']} steps")

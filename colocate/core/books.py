@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colocate.core import staleness
+from colocate.core.evaluation_tally import EvaluationTally
 from colocate.core.group_tally import GroupTally
 from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
@@ -54,6 +55,7 @@ class Books:
     replay_lags: Counter[int] = field(default_factory=Counter)
     resumed: ResumedTally = field(default_factory=ResumedTally)
     groups: GroupTally = field(default_factory=GroupTally)
+    evaluations: EvaluationTally = field(default_factory=EvaluationTally)
     phase_s: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     _swap_windows: list[tuple[float, float | None]] = field(default_factory=list)
 
@@ -182,6 +184,7 @@ class Books:
                 "best": max(self.rewards, default=None),
             },
             "mismatch": self.mismatch.summary(),
+            "eval": self.evaluations.summary(),
         }
 
 

@@ -49,12 +49,14 @@ class RunStarted(Event):
     Attributes:
         version: Above 0 where the run resumes from a checkpoint.
         learned: What the cost model knew then (``CostModel.snapshot``); None: nothing.
+        evaluated: The last version that an earlier life evaluated; None: none.
     """
 
     settings: Settings
     version: Version = Version(0)
     cursor: PromptCursor = PromptCursor()
     learned: Mapping[str, Any] | None = None
+    evaluated: Version | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,3 +252,42 @@ class BatchTrained(Event):
     metrics: Mapping[str, float] = field(default_factory=dict)
     memory: MemorySample | None = None
     peak: MemorySample | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationTurnReady(Event):
+    """A sample of the evaluation of ``version`` wants to be generated on.
+
+    Samples are numbered from 0. They are no trajectories: the buffer does not know them.
+    """
+
+    version: Version
+    sample: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequestEnded(Event):
+    """A request of an evaluation has returned. ``spans`` are of the tokens it sampled."""
+
+    version: Version
+    sample: int
+    request: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEnded(Event):
+    """Every sample of an evaluation has a verdict, or will not get one.
+
+    Attributes:
+        num_scored: Samples whose reward is known.
+        num_cut: Those that ``CutEvaluation`` ended before.
+        lost: The others, by what was wrong with each.
+        metrics: As in ``eval.jsonl``; empty where nothing was scored.
+    """
+
+    version: Version
+    num_scored: int
+    num_cut: int = 0
+    lost: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)

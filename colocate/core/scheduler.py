@@ -7,7 +7,8 @@
 
     The gate is open in ROLLOUT only. Who waits for whom:
       a queued trajectory   waits for the gate: ROLLOUT, and fewer than max_requests in flight;
-      a swap                waits for its policy: enough complete groups within the bound;
+      a swap                waits for its policy: enough complete groups within the bound; and for
+                            an evaluation, of which the engine holds one version until it is over;
       PARKING               waits for every request in flight to come back, whole or aborted;
       SLEEPING              waits for measured memory to have fallen;
       TRAINER_OFFLOADING    waits for measured memory that the engine fits into;
@@ -40,6 +41,9 @@ from colocate.core.events import (
     BatchTrained,
     EpisodeNotResumed,
     EpisodeResumed,
+    EvaluationEnded,
+    EvaluationRequestEnded,
+    EvaluationTurnReady,
     Event,
     Faulted,
     MemorySampled,
@@ -74,10 +78,14 @@ _OF_WORK = frozenset(
         EpisodeResumed,
         EpisodeNotResumed,
         BatchTrained,
+        EvaluationTurnReady,
+        EvaluationRequestEnded,
     }
 )
 
-_MAY_BRING_A_SWAP = frozenset({TrajectoryFinished, TrajectoryLost, TimerFired, PhaseEnded})
+_MAY_BRING_A_SWAP = frozenset(
+    {TrajectoryFinished, TrajectoryLost, TimerFired, PhaseEnded, EvaluationEnded}
+)
 
 _INVALID = "its environment called it invalid"
 
@@ -121,6 +129,9 @@ class Scheduler:
             MemorySampled: self.swapper.memory_sampled,
             Relieved: self.swapper.relieved,
             PartsReported: self.swapper.parts_reported,
+            EvaluationTurnReady: self._evaluation_turn_ready,
+            EvaluationRequestEnded: self._evaluation_request_ended,
+            EvaluationEnded: self.swapper.evaluation_ended,
             TimerFired: self.swapper.timer_fired,
             StopRequested: self.swapper.stop_requested,
             Faulted: self.swapper.faulted,
@@ -185,7 +196,12 @@ class Scheduler:
         )
 
     def _comes_too_late(self, event: Event) -> bool:
-        """A run that closes heeds no work any more, nor a phase that it did not wait for."""
+        """A run that closes heeds no work any more, nor a phase that it did not wait for.
+
+        What an evaluation has found, cut as it may be, is heeded as long as there is a run.
+        """
+        if isinstance(event, EvaluationEnded):
+            return self.phase is Phase.CLOSED
         if self.phase is not Phase.CLOSING:
             return self.phase in ENDS
         if isinstance(event, PhaseEnded):
@@ -200,11 +216,14 @@ class Scheduler:
         if self.phase is Phase.ROLLOUT and type(event) in _MAY_BRING_A_SWAP:
             actions += self.swapper.consider_swap()
         if self.phase is Phase.ROLLOUT:
+            actions += self.swapper.evaluations.submit()
             actions += self._submit()
         return actions
 
     def _admit(self) -> list[Action]:
         if self._prompts is None or self.phase is Phase.STARTING or self.swapper.is_stopping:
+            return []
+        if self.swapper.num_steps_left <= 0:
             return []
         actions: list[Action] = []
         while self._has_room_for_group() and self._needs_group():
@@ -237,6 +256,8 @@ class Scheduler:
 
     def _submit(self) -> list[Action]:
         actions: list[Action] = []
+        if self.swapper.num_steps_left <= 0:  # nothing would be trained of it
+            return actions
         while trajectory := self.requests.next(self.buffer):
             request = self.requests.submit(trajectory)
             trajectory.move(Trigger.SUBMITTED, self.swapper.now_s)
@@ -303,6 +324,23 @@ class Scheduler:
                 trajectory=trajectory.id, group=trajectory.group, attempt=trajectory.attempt
             )
         ]
+
+    # What comes in about evaluations
+
+    def _evaluation_turn_ready(self, event: EvaluationTurnReady) -> list[Action]:
+        is_in_time = self.swapper.evaluations.turn_ready(event)
+        return self._of_evaluation(event, is_in_time)
+
+    def _evaluation_request_ended(self, event: EvaluationRequestEnded) -> list[Action]:
+        is_in_time = self.swapper.evaluations.request_ended(event)
+        return self._of_evaluation(event, is_in_time)
+
+    def _of_evaluation(self, event: Event, is_in_time: bool) -> list[Action]:
+        if is_in_time:
+            self.swapper.progress_s = event.time_s
+        else:
+            self.books.late_events += 1
+        return []
 
     # What comes in about trajectories
 

@@ -54,6 +54,11 @@ class Settings:
     verify_every: int = 0
     mismatch_warn: float | None = None
     checkpoint_every_steps: int = 0
+    keep_best: bool = False
+    eval_every_steps: int = 0
+    eval_before_first_step: bool = True
+    eval_num_samples: int = 0
+    eval_timeout_s: float = 600.0
     start_timeout_s: float = 600.0
     phase_timeout_s: float = 300.0
     training_timeout_s: float = 3600.0
@@ -72,6 +77,8 @@ class Settings:
             raise ValueError("redundant_per_group and redundant_groups must not be negative")
         if self.policy == "timed" and self.period_s is None:
             raise ValueError("policy 'timed' needs period_s")
+        if self.eval_every_steps and self.eval_num_samples < 1:
+            raise ValueError("eval_every_steps needs eval_num_samples")
         if self.dynamic_sampling and self.replay_groups:
             raise ValueError("dynamic_sampling and replay_groups exclude each other")
 

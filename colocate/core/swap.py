@@ -24,12 +24,15 @@ from colocate.core.actions import (
     Warn,
 )
 from colocate.core.admission import RequestQueue
+from colocate.core.best_checkpoint import rate_by_reward
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer, Lease
 from colocate.core.cost import CostModel
 from colocate.core.departure import Departure
+from colocate.core.evaluation import Evaluations
 from colocate.core.events import (
     BatchTrained,
+    EvaluationEnded,
     Faulted,
     MemorySampled,
     PartsReported,
@@ -89,6 +92,7 @@ class Swapper:
         self._books = books
         self._costs = costs
         self._departure = Departure(settings, buffer, costs)
+        self.evaluations = Evaluations(settings, requests, books.evaluations)
         self.replays = ReplayBuffer(settings)
         self._entered_s = 0.0
         self._num_entries = 0
@@ -120,6 +124,7 @@ class Swapper:
         self._weights_of = event.version if event.version == 0 else None
         self._expects = event.version > 0 and self._settings.verify_every > 0
         self._entered_s = self.now_s = event.time_s
+        self.evaluations.take_up(event.evaluated)
         deadline = event.time_s + self._settings.start_timeout_s
         return [
             SetTimer(timer=self._deadline_name, at_s=deadline),
@@ -135,7 +140,8 @@ class Swapper:
         if self.phase is Phase.ROLLOUT:
             # Parked first: what requests in flight have sampled belongs into the checkpoint.
             self._num_batches, self._parked = 0, False
-            actions = self._enter(Cause.SWAP_DUE, event.time_s)
+            actions = self.evaluations.cut("the run was stopped")
+            actions += self._enter(Cause.SWAP_DUE, event.time_s)
             return [*actions, self._grace(event.time_s)]
         if self.phase is Phase.STARTING:  # what it resumes from is on the disk already
             return self._close(event.time_s, checkpoint=False)
@@ -155,8 +161,9 @@ class Swapper:
         at_work = self.phase in (Phase.STARTING, Phase.TRAINING, Phase.CLOSING)
         unsaved = not at_work and self.trainer_version > self._saved_version
         self.outcome = Outcome(status="failed", error=error, signal=self._signal)
+        cut = self.evaluations.cut("the run failed")
         self._leave(Cause.FAULT, time_s)
-        return [CloseRun(checkpoint=unsaved, version=self.trainer_version)]
+        return [*cut, CloseRun(checkpoint=unsaved, version=self.trainer_version)]
 
     def _close(self, time_s: float, *, checkpoint: bool = True) -> list[Action]:
         self._leave(Cause.CLOSE, time_s)
@@ -168,7 +175,11 @@ class Swapper:
     # Rollout
 
     def consider_swap(self) -> list[Action]:
-        """Asks the policy; enters the swap where it is due."""
+        """Asks the policy; enters the swap where it is due. An evaluation is waited for first."""
+        if self.evaluations.holds_the_swap:
+            return []
+        if self.num_steps_left <= 0:  # what the run stayed for was its last evaluation
+            return self._complete(self.now_s)
         num_batches, actions = self._departure.consider(
             self.trainer_version, now_s=self.now_s, rollout_started_s=self._entered_s
         )
@@ -178,6 +189,14 @@ class Swapper:
         self._parked = False
         self._record.predict(self._costs.prediction_of())
         return actions + self._enter(Cause.SWAP_DUE, self.now_s)
+
+    def evaluation_ended(self, event: EvaluationEnded) -> list[Action]:
+        is_saved = self._saved_version == event.version > 0
+        return self.evaluations.ended(event, is_saved=is_saved)
+
+    def _complete(self, time_s: float) -> list[Action]:
+        self.outcome = Outcome(status="completed")
+        return self._close(time_s, checkpoint=False)
 
     def request_returned(self, time_s: float) -> list[Action]:
         return self._try_end_parking(time_s) if self.phase is Phase.PARKING else []
@@ -237,9 +256,11 @@ class Swapper:
             self._weights_of = None
         if self.phase is Phase.PUBLISHING:
             self.engine_version = self._weights_of = self.trainer_version
+        actions: list[Action] = []
         if self.phase is Phase.TRAINER_OFFLOADING and self._saves:
-            self._saved_version = self.trainer_version
-        return self._try_leave(event.memory, event.time_s)
+            since, self._saved_version = self._saved_version, self.trainer_version
+            actions = rate_by_reward(self._settings, self._books, since, self.trainer_version)
+        return actions + self._try_leave(event.memory, event.time_s)
 
     def memory_sampled(self, event: MemorySampled) -> list[Action]:
         self.ledger.observe(event.memory)
@@ -269,9 +290,9 @@ class Swapper:
         actions = self._warn(*self.residency.leave(self.phase, memory, time_s))
         if self.phase is Phase.KV_WAKING:
             actions += self._close_swap(time_s)
-            if self.num_steps_left <= 0 and not self.is_stopping:
-                self.outcome = Outcome(status="completed")
-                return actions + self._close(time_s, checkpoint=False)
+            evaluates = self.evaluations.is_due(self.trainer_version)
+            if self.num_steps_left <= 0 and not evaluates and not self.is_stopping:
+                return actions + self._complete(time_s)
         if self.is_stopping:
             return actions + self._close(time_s)
         if self.phase is Phase.STARTING and self.ledger.overdraft(memory):
@@ -355,7 +376,9 @@ class Swapper:
         """Enters the next phase; one in which nothing is to be done is passed through."""
         self._leave(cause, time_s)
         if self.phase is Phase.ROLLOUT:
-            return [SetTimer(timer=self._idle_name, at_s=time_s + self._settings.idle_timeout_s)]
+            due_s = time_s + self._settings.idle_timeout_s
+            evaluation = self.evaluations.begin(self.engine_version, time_s)
+            return [SetTimer(timer=self._idle_name, at_s=due_s), *evaluation]
         if self.phase is Phase.TRAINING:
             return self._train_next(time_s)
         action = self._action_of_phase()
@@ -399,7 +422,8 @@ class Swapper:
         every = self._settings.checkpoint_every_steps
         began = self.trainer_version - self._num_batches
         crossed = bool(every) and self.trainer_version // every > began // every
-        return crossed or self.num_steps_left == 0
+        is_rated = self._settings.keep_best and self.evaluations.is_due(self.trainer_version)
+        return crossed or is_rated or self.num_steps_left == 0
 
     @property
     def _verification_is_due(self) -> bool:
@@ -436,6 +460,8 @@ class Swapper:
                 f"{self._settings.grace_s} s of the signal",
             )
             return self._close(event.time_s, checkpoint=False)
+        if self.evaluations.is_overdue(event.timer):
+            return self.evaluations.cut(f"eval.timeout_s = {self._settings.eval_timeout_s}")
         if event.timer == self._idle_name and self.phase is Phase.ROLLOUT:
             due_s = self.progress_s + self._settings.idle_timeout_s
             if event.time_s >= due_s:

@@ -14,14 +14,17 @@ from typing import Any
 
 from colocate.core.actions import (
     Action,
+    CutEvaluation,
     EndTrajectory,
     GiveUpGroup,
     StartTrajectory,
+    SubmitEvaluation,
     SubmitRequest,
 )
 from colocate.core.decoding import DecodeModel
 from colocate.core.events import (
     EpisodeResumed,
+    EvaluationRequestEnded,
     Event,
     RequestEnded,
     Restored,
@@ -124,6 +127,7 @@ class Workload:
         self.decoding_s = 0.0  # seconds of all requests together
         self._members: dict[TrajectoryId, _Member] = {}
         self._requests: dict[str, _Request] = {}
+        self._evaluating: set[str] = set()
         self._epoch = 0
         self._now_s = 0.0
         self._concurrency_integral = 0.0
@@ -156,6 +160,8 @@ class Workload:
                 self._resumed(event)
             case RequestEnded():
                 self._request_ended(event)
+            case EvaluationRequestEnded():
+                self._evaluating.discard(event.request)
             case TrajectoryFinished():
                 self._finished(event)
             case TrajectoryLost():
@@ -174,6 +180,10 @@ class Workload:
                 self._enter(begun)
             case SubmitRequest():
                 self._submit(action, time_s)
+            case SubmitEvaluation():
+                self._evaluating.add(action.request)
+            case CutEvaluation():
+                self._evaluating.clear()
             case EndTrajectory():
                 self._leave(self._members.get(action.trajectory))
                 if action.ending is not Ending.TRAINED:
@@ -284,9 +294,11 @@ class Workload:
 
     def _pass_time(self, time_s: float) -> None:
         if time_s > self._now_s:
-            passed_s = len(self._requests) * (time_s - self._now_s)
-            self._concurrency_integral += passed_s
-            self.decoding_s += passed_s
+            passed_s = time_s - self._now_s
+            # An evaluation's requests slow the others down, and bring nothing themselves.
+            num_running = len(self._requests) + len(self._evaluating)
+            self._concurrency_integral += num_running * passed_s
+            self.decoding_s += len(self._requests) * passed_s
             self._now_s = time_s
             self._prefilled_before_now = self._prefilled
 

@@ -16,7 +16,7 @@ from colocate.problems import Problem
 from colocate.rewards.functions import shape_of
 from colocate.rewards.trl import TRL_OWN
 
-_OF_A_SOURCE = frozenset({"source", "options"})
+_OF_A_SOURCE = frozenset({"source", "options", "eval_options"})
 _VERIFIERS = "colocate.rewards."
 
 
@@ -33,7 +33,7 @@ def _prompts_have_one_source(tree: Mapping[str, Any]) -> Iterator[Problem]:
             "a prompt source",
         )
         return
-    unread = config.model_fields_set - _OF_A_SOURCE if config.source else {"options"}
+    unread = config.model_fields_set - _OF_A_SOURCE if config.source else _OF_A_SOURCE - {"source"}
     for name in sorted(unread):
         value, field = getattr(config, name), DataConfig.model_fields[name]
         if value != field.get_default(call_default_factory=True):

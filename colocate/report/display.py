@@ -14,7 +14,7 @@ from rich.text import Text
 from colocate.report.panel import RunPanel
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.timeline import DeviceTimeline
-from colocate.report.words import PHASE_WORDS, count, duration, size_of
+from colocate.report.words import PHASE_WORDS, count, duration, evaluation_words, size_of
 
 # Drawing takes some 10 ms of a core that the run itself could use.
 _REFRESHES_PER_S = 2
@@ -104,6 +104,7 @@ class PlainDisplay:
         self._step = 0
         self._said_s = 0.0
         self._num_warnings = 0
+        self._evaluated: float | None = None
 
     def starting(self, what: str) -> None:
         self._say(f"{self._title}: {what}")
@@ -112,6 +113,10 @@ class PlainDisplay:
         for warning in snapshot.warnings[self._num_warnings :]:
             self._say(f"Warning: {warning}")
         self._num_warnings = len(snapshot.warnings)
+        if snapshot.evaluation and snapshot.evaluation["step"] != self._evaluated:
+            self._evaluated = snapshot.evaluation["step"]
+            words = evaluation_words(snapshot.evaluation)
+            self._say(f"evaluation after step {self._evaluated:g}: {words}")
         if snapshot.step != self._step:
             self._step = snapshot.step
             line = step_line(snapshot)

@@ -13,7 +13,7 @@ from rich.text import Text
 from colocate.core.phases import SWAP, Phase
 from colocate.report.ledger import render_ledger
 from colocate.report.records import read_metrics
-from colocate.report.words import count, counted, duration, share, size_of
+from colocate.report.words import count, counted, duration, evaluation_words, share, size_of
 
 _HEADLINES = {
     "completed": ("Done", "bold green"),
@@ -24,6 +24,7 @@ _FILES = {
     "report.html": "all of it on one page; open it in a browser",
     "summary.json": "everything in numbers",
     "metrics.jsonl": "each training step",
+    "eval.jsonl": "each evaluation",
     "trace.json": "the timeline; open it at ui.perfetto.dev",
     "events.jsonl": "the journal; `colocate replay` re-checks it",
     "plots": "pictures",
@@ -111,6 +112,8 @@ def run_facts(
     tokens = summary["tokens"]
     if summary["reward"]["first"] is not None:
         yield "mean reward", _reward(summary, metrics)
+    if evaluated := summary.get("eval"):
+        yield from _evaluations(evaluated)
     yield "device", _device_shares(summary)
     yield "swaps", f"{summary['swaps']:,} between vLLM and DeepSpeed{_swap_time(summary)}"
     yield "trajectories", _trajectories(summary["trajectories"])
@@ -153,6 +156,21 @@ def _reward(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) ->
     last = sum(means[-_LAST_STEPS:]) / _LAST_STEPS
     notes = f"mean of the last {_LAST_STEPS} steps" + (best and f"; {best}")
     return f"from {reward['first']:.3f} to {last:.3f} ({notes})"
+
+
+def _evaluations(evaluated: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    first, last, best = (evaluated[name] for name in ("first", "last", "best"))
+    if first is not None:
+        yield f"evaluation, step {first['step']:g}", evaluation_words(first)
+    if last is not None and last["step"] != first["step"]:
+        yield f"evaluation, step {last['step']:g}", evaluation_words(last)
+        if best["step"] not in (first["step"], last["step"]):
+            yield f"the best, step {best['step']:g}", evaluation_words(best)
+    samples = evaluated["samples"]
+    if samples["lost"] or samples["cut"]:
+        told = f"{count(samples['lost'])} lost, {count(samples['cut'])} cut"
+        reasons = [*evaluated["cut"], *evaluated["lost"]]
+        yield "without a verdict", f"{told} (most often: {reasons[0]})"
 
 
 def _device_shares(summary: Mapping[str, Any]) -> str:

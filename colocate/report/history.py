@@ -27,6 +27,9 @@ _ROUTINE = (
     act.EndTrajectory,
     act.ResumeTrajectory,
     act.GiveUpGroup,
+    act.Evaluate,
+    act.SubmitEvaluation,
+    act.RateCheckpoint,
     act.SetTimer,
     act.SampleMemory,
     act.Train,
@@ -212,6 +215,9 @@ class _Reader:
                 self._decision.batches.append(action.batch)
             case act.Warn():
                 self._notice(time_s, "warning", action.message)
+            case act.CutEvaluation():
+                text = f"of version {action.version}: {action.reason}"
+                self._notice(time_s, "evaluation cut", text)
             case act.Relieve():
                 self._notice(time_s, "memory remedy", str(action.remedy))
             case _:
@@ -222,7 +228,7 @@ class _Reader:
 
     def _add_facts(self, decision: Decision, actions: Iterable[act.Action]) -> None:
         for action in actions:
-            if isinstance(action, (*_ROUTINE, act.Warn, act.Relieve)):
+            if isinstance(action, (*_ROUTINE, act.CutEvaluation, act.Warn, act.Relieve)):
                 continue
             for each in dataclasses.fields(action):
                 value = getattr(action, each.name)

@@ -21,6 +21,7 @@ from colocate.report.words import (
     count,
     counted,
     duration,
+    evaluation_words,
     owner_of,
     share,
     size,
@@ -91,6 +92,8 @@ def _rows(
     yield "device", _device_bar(timeline, snapshot.elapsed_s, glyphs, room)
     yield "last minute", _legend(timeline, snapshot.elapsed_s, glyphs)
     yield "reward", _reward(snapshot, glyphs, room)
+    if snapshot.evaluation or snapshot.is_evaluating:
+        yield "evaluation", _evaluation(snapshot)
     yield (
         "trajectories",
         _items(
@@ -194,6 +197,16 @@ def _reward(snapshot: RunSnapshot, glyphs: Glyphs, room: int) -> Text:
     elif len(snapshot.recent_rewards) > 1:
         first = snapshot.recent_rewards[0]
         words.append(f"({first:.3f} {len(snapshot.recent_rewards) - 1} steps before)")
+    return words
+
+
+def _evaluation(snapshot: RunSnapshot) -> Text:
+    words = Text()
+    if snapshot.evaluation:
+        words.append(evaluation_words(snapshot.evaluation), style="bold")
+        words.append(f"  after step {snapshot.evaluation['step']:g}", style="dim")
+    if snapshot.is_evaluating:
+        words.append("  " if words else "").append("going on; the swap waits for it", style="green")
     return words
 
 

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from colocate.core.phases import SWAP, Phase
+from colocate.report.evaluation_plot import draw_evaluations
 from colocate.report.history import Decision
 from colocate.report.lives_plot import draw_lives
 from colocate.report.run_files import RunFiles
@@ -92,6 +93,11 @@ def _figures(run: RunFiles, optimum: float | None) -> dict[str, tuple[Figure, st
                 mismatch,
                 "Log-probabilities of the engine against the trainer's, by training step",
             )
+    if run.evaluations:
+        figures["evaluation"] = (
+            draw_evaluations(run.evaluations),
+            "Share of held-out prompts passed, and mean reward on them, with 95% intervals",
+        )
     if any(decision.phase_s for decision in run.history.decisions):
         figures["swaps"] = (
             _swaps(run.history.decisions),

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` and ``summary.json``: strict JSON, and no crash can spoil what is written."""
+"""``metrics.jsonl``, ``eval.jsonl``, ``summary.json``: strict JSON that no crash can spoil."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+EVALUATIONS = "eval.jsonl"
+"""A line an evaluation that scored something."""
 
 
 def strict_json(value: Any, *, indent: int | None = None) -> str:
@@ -37,7 +40,7 @@ def _find_not_finite(value: Any, path: str) -> str | None:
 
 
 class MetricsWriter:
-    """Appends one line for each training step; each line is with the kernel when it returns.
+    """Appends a line for each training step or evaluation, with the kernel when it returns.
 
     A line that an earlier life left unfinished is cut off first, so that no line is ever broken.
     """
@@ -76,6 +79,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: no JSON: {error}") from error
     return rows
+
+
+def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
+    """All evaluations of a run, of its earlier lives too; none where there is no such file.
+
+    Raises:
+        ValueError: as ``read_metrics``.
+    """
+    path = run_dir / EVALUATIONS
+    return read_metrics(path) if path.exists() else []
 
 
 def keep_steps(path: Path, *, up_to: int) -> None:

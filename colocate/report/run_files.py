@@ -19,7 +19,7 @@ from colocate.core.scheduler import Scheduler
 from colocate.core.trajectory import ProtocolError
 from colocate.journal import JournalError, read_journal
 from colocate.report.history import History, read_history
-from colocate.report.records import read_metrics
+from colocate.report.records import EVALUATIONS, read_metrics
 from colocate.report.trace import MEMORY_COUNTER, read_trace
 from colocate.report.transcripts import TrajectorySample, read_transcripts
 
@@ -102,6 +102,7 @@ class RunFiles:
     config: dict[str, Any]
     overrides: tuple[str, ...]
     metrics: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
     timeline: Timeline
     history: History
     samples: list[TrajectorySample]
@@ -136,6 +137,9 @@ def read_run(folder: Path) -> RunFiles:
         if summary is not None:
             status, error = summary["status"], summary["error"]
             notes.append("figures were worked out from the journal: the run was killed, or goes on")
+    evaluations: list[dict[str, Any]] = []
+    if (folder / EVALUATIONS).exists():  # most runs have none, which is nothing to note
+        evaluations = read(EVALUATIONS, read_metrics, [])
     return RunFiles(
         folder=folder,
         status=status,
@@ -144,6 +148,7 @@ def read_run(folder: Path) -> RunFiles:
         config=read(".hydra/config.yaml", _read_config, {}),
         overrides=tuple(read(".hydra/overrides.yaml", _read_yaml, [])),
         metrics=read("metrics.jsonl", read_metrics, []),
+        evaluations=evaluations,
         timeline=read("trace.json", read_timeline, Timeline()),
         history=history,
         samples=read("trajectories", _read_samples, []),

@@ -58,6 +58,7 @@ _CONTENTS = {
     "what": "What it was",
     "facts": "Results",
     "reward": "Reward",
+    "evaluation": "Evaluation",
     "timeline": "Timeline",
     "phases": "Phases and swaps",
     "decisions": "Why each swap",
@@ -108,7 +109,7 @@ def write_run_report(folder: Path, *, optimum: float | None = None) -> Path:
         "timeline": plots.get("timeline"),
         "phases": plots.get("phases"),
         **{name: context[name] or plots.get(name) for name in ("mismatch",)},
-        **{name: plots.get(name) for name in ("reward", "staleness", "longest")},
+        **{name: plots.get(name) for name in ("reward", "evaluation", "staleness", "longest")},
         **{
             name: context[name]
             for name in ("facts", "decisions", "endings", "transcripts", "notices", "ledger")
@@ -120,6 +121,7 @@ def write_run_report(folder: Path, *, optimum: float | None = None) -> Path:
 
 _PLOTS = (
     "reward",
+    "evaluation",
     "timeline",
     "timeline_minute",
     "phases",

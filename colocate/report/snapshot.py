@@ -32,6 +32,8 @@ class RunSnapshot:
         tokens_carried: Those of partial trajectories that crossed a swap.
         mismatch: Mean absolute difference between the engine's and the trainer's log-probabilities
             in the last training step that compared any; ``None`` before.
+        evaluation: The metrics of the last evaluation, and its ``step``; empty before.
+        is_evaluating: One is going on.
         warnings: Since the run began, the oldest first.
         memory: The last reading.
         eta_s: Seconds that the run will take from now; ``None`` where nothing is known yet.
@@ -53,6 +55,8 @@ class RunSnapshot:
     tokens_trained: int = 0
     tokens_carried: int = 0
     mismatch: float | None = None
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    is_evaluating: bool = False
     warnings: tuple[str, ...] = ()
     memory: MemorySample | None = None
     eta_s: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from colocate.core.phases import SWAP, Phase
@@ -96,3 +97,21 @@ def share(part: float, whole: float) -> str:
         return "0%"
     percent = 100 * part / whole
     return "<1%" if 0 < percent < 0.5 else f"{percent:.0f}%"
+
+
+def evaluation_words(metrics: Mapping[str, float]) -> str:
+    """An evaluation in one line: ``pass@1 0.412 (0.300 to 0.534), mean reward 0.512``."""
+    shares = [
+        name
+        for name in metrics
+        if name.startswith("pass@") and not name.endswith(("_low", "_high"))
+    ]
+    parts = []
+    for name in (*shares, "reward_mean"):
+        interval = ""
+        if f"{name}_low" in metrics:
+            low, high = metrics[f"{name}_low"], metrics[f"{name}_high"]
+            interval = f" ({low:.3f} to {high:.3f})"
+        label = "mean reward" if name == "reward_mean" else name
+        parts.append(f"{label} {metrics[name]:.3f}{interval}")
+    return ", ".join(parts)

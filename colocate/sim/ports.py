@@ -326,6 +326,7 @@ class SimCheckpoints:
 
     def __init__(self) -> None:
         self.saved: dict[Version, RunState] = {}
+        self.ratings: dict[Version, tuple[float, str]] = {}
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
         state.check_contents()
@@ -334,6 +335,11 @@ class SimCheckpoints:
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
         await trainer.restore(Path(f"step_{version}"))
+
+    async def rate(self, version: Version, value: float, by: str) -> None:
+        if version not in self.saved:
+            raise ValueError(f"there is no checkpoint of version {version} to rate")
+        self.ratings[version] = (value, by)
 
 
 class SimPrompts:

@@ -13,6 +13,7 @@ from colocate.core.settings import Settings
 from colocate.core.swap import Outcome
 from colocate.driver import Driver, Observer, Ports
 from colocate.journal import JournalWriter
+from colocate.rollout.evaluation import EvaluationPlan
 from colocate.rollout.runner import RolloutRules
 from colocate.rollout.turns import PlainTurns
 from colocate.run_state import RunState
@@ -60,6 +61,7 @@ class Simulation:
         observers: Sequence[Observer] = (),
         *,
         inference: SimInference | None = None,
+        evaluation: EvaluationPlan | None = None,
     ) -> None:
         self.settings = settings
         self.world = world
@@ -71,6 +73,7 @@ class Simulation:
         self.ports = self._ports()
         self._journal = JournalWriter(journal)
         self._observers = observers
+        self._evaluation = evaluation
         self.driver = self._make_driver()
 
     def replace_ports(self, **changes: Any) -> None:
@@ -79,7 +82,14 @@ class Simulation:
         self.driver = self._make_driver()
 
     def _make_driver(self) -> Driver:
-        return Driver(self.scheduler, self.ports, self._rules(), self._journal, self._observers)
+        return Driver(
+            self.scheduler,
+            self.ports,
+            rules_of(self.world),
+            self._journal,
+            self._observers,
+            evaluation=self._evaluation,
+        )
 
     async def run(self, origin: RunState = FRESH) -> Outcome:
         """Runs to the end; resumes where ``origin`` has a version above 0."""
@@ -109,16 +119,18 @@ class Simulation:
             checkpoints=self.checkpoints,
         )
 
-    def _rules(self) -> RolloutRules:
-        tokenizer = SimTokenizer()
-        return RolloutRules(
-            seed=self.world.seed,
-            max_new_tokens=self.world.max_new_tokens,
-            max_turns=self.world.max_turns,
-            max_model_len=self.world.max_model_len,
-            temperature=1.0,
-            stop=(),
-            stop_token_ids=(STOP_TOKEN,),
-            step_timeout_s=self.world.step_timeout_s,
-            turns=PlainTurns(tokenizer.encode, tokenizer.decode),
-        )
+
+def rules_of(world: SimSettings) -> RolloutRules:
+    """How trajectories of a simulated world are played."""
+    tokenizer = SimTokenizer()
+    return RolloutRules(
+        seed=world.seed,
+        max_new_tokens=world.max_new_tokens,
+        max_turns=world.max_turns,
+        max_model_len=world.max_model_len,
+        temperature=1.0,
+        stop=(),
+        stop_token_ids=(STOP_TOKEN,),
+        step_timeout_s=world.step_timeout_s,
+        turns=PlainTurns(tokenizer.encode, tokenizer.decode),
+    )

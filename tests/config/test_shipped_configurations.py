@@ -16,7 +16,7 @@ from colocate.cli.compose import Plan, config_folder, plan_jobs
 from colocate.cli.simulate import SIMULATE
 from colocate.cli.train import check_plan, parse
 from colocate.config import RunConfig
-from colocate.preflight import validate
+from colocate.preflight import logger, validate
 from colocate.schema import MISSING, known_paths, walk
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,11 @@ def test_every_experiment_can_be_simulated(name: str) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_of_a_group_is_valid_once_what_it_asks_for_is_given(choice: str) -> None:
+def test_every_choice_of_a_group_is_valid_once_what_it_asks_for_is_given(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logger, "is_installed", lambda package: True)
+    monkeypatch.setenv("WANDB_API_KEY", "a key")
     group = choice.split("=")[0]
     brings_its_own = group in ("data", "environment") and not choice.endswith("=custom")
     given = [each for each in GIVEN if not (brings_its_own and each.startswith(f"{group}."))]

@@ -62,6 +62,11 @@ def run_settings(draw: st.DrawFn, *, replays: bool) -> Settings:
         redundant_groups=draw(st.integers(0, most_spares)),
         spare_groups=draw(st.sampled_from(["cancel", "carry"])),
         sleep=draw(st.sampled_from(["auto", "0", "kv", "1", "2"])),
+        keep_best=draw(st.booleans()),
+        eval_every_steps=draw(st.integers(0, 3)),
+        eval_before_first_step=draw(st.booleans()),
+        eval_num_samples=draw(st.integers(1, 3)),
+        checkpoint_every_steps=draw(st.integers(0, 2)),
         **draw(of_flat_groups(replays=replays)),
     )
 

@@ -92,6 +92,27 @@ class Actor:
     is_replaying: bool = False
 
 
+@dataclass
+class Evaluation:
+    """As the world knows it: ``acting`` are with an environment, ``inflight`` at the engine."""
+
+    version: Version
+    acting: set[int]
+    queued: set[int] = field(default_factory=set)
+    inflight: dict[int, str] = field(default_factory=dict)
+    scored: int = 0
+    lost: int = 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self.acting) + len(self.queued) + len(self.inflight)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Not where all that is left waits for the engine."""
+        return bool(self.acting or self.inflight or not self.num_open)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     """A checkpoint: what the scheduler holds, and the contents."""
@@ -111,6 +132,7 @@ class World:
         device: Device | None = None,
         fair_reward: Callable[[TrajectoryId], int] = lambda _: 0,
         origin: Saved | None = None,
+        evaluated: int | None = None,
     ) -> None:
         self._fair_reward = fair_reward
         self.device = device or Device()
@@ -126,6 +148,7 @@ class World:
         self.auditor = Auditor()
         self.actors: dict[TrajectoryId, Actor] = {}
         self.kept: dict[TrajectoryId, Actor] = {}
+        self.ratings: list[act.RateCheckpoint] = []
         self.lines: list[tuple[ev.Event, list[act.Action]]] = []
         self.time_s = 0.0
         self._max_turns = max_turns
@@ -134,10 +157,17 @@ class World:
         self._unwanted: list[tuple[TrajectoryId, int, str]] = []
         self._wants_memory = False
         self._parking = False
+        self._evaluation: Evaluation | None = None
+        self._untold: list[Evaluation] = []
+        self._evaluation_timers: list[tuple[float, str]] = []
         origin = origin or Saved()
         self.take(
             ev.RunStarted(
-                time_s=0.0, settings=settings, version=origin.version, cursor=origin.cursor
+                time_s=0.0,
+                settings=settings,
+                version=origin.version,
+                cursor=origin.cursor,
+                evaluated=None if evaluated is None else Version(evaluated),
             )
         )
         if origin.buffer is not None:
@@ -190,6 +220,12 @@ class World:
             facts.append(self._fire_swap_timer)
         if self._unwanted:
             facts.append(self._answer_late)
+        if self._evaluation_timers:
+            facts.append(self._fire_evaluation_timer)
+        if self._evaluation is not None and self._evaluation.can_go_on:
+            facts.append(self._go_on_evaluating)
+        if self._untold:
+            facts.append(self._tell_of_cut)
         for identifier, actor in self.actors.items():
             if actor.request is not None:
                 facts.append(lambda n, i=identifier: self._end_request(i, n))
@@ -207,6 +243,12 @@ class World:
                 continue
             if self._wants_memory:
                 self._sample_memory(0)
+                continue
+            if self._evaluation is not None and self._evaluation.can_go_on:
+                self._go_on_evaluating(2)
+                continue
+            if self._untold:
+                self._tell_of_cut(0)
                 continue
             if not self._progress_one():
                 assert self._swap_timers, "nothing can happen any more"
@@ -258,6 +300,73 @@ class World:
     def _fire_swap_timer(self, _: int) -> None:
         self.time_s = max(self.time_s, self._swap_timers.pop(0))
         self.take(ev.TimerFired(time_s=self.time_s, timer="swap"))
+
+    # Evaluations
+
+    def _fire_evaluation_timer(self, _: int) -> None:
+        at_s, timer = self._evaluation_timers.pop(0)
+        self.time_s = max(self.time_s, at_s)
+        self.take(ev.TimerFired(time_s=self.time_s, timer=timer))
+
+    def _go_on_evaluating(self, n: int) -> None:
+        evaluation = self._evaluation
+        assert evaluation is not None
+        if at_work := [*evaluation.inflight, *sorted(evaluation.acting)]:
+            sample = at_work[n % len(at_work)]
+            if sample in evaluation.inflight:
+                self._end_evaluation_request(sample, n)
+            else:
+                self._answer_sample(sample, ("turn", "lose", "score")[n % 3])
+        if self._evaluation is evaluation and not evaluation.num_open:
+            self._evaluation = None
+            self._tell(evaluation, num_cut=0)
+
+    def _end_evaluation_request(self, sample: int, n: int) -> None:
+        evaluation = self._evaluation
+        assert evaluation is not None
+        request = evaluation.inflight.pop(sample)
+        evaluation.acting.add(sample)
+        self.take(
+            ev.EvaluationRequestEnded(
+                time_s=self._tick(),
+                version=evaluation.version,
+                sample=sample,
+                request=request,
+                spans=(Span(version=evaluation.version, length=1 + n),),
+            )
+        )
+
+    def _answer_sample(self, sample: int, what: str) -> None:
+        evaluation = self._evaluation
+        assert evaluation is not None
+        evaluation.acting.discard(sample)
+        if what == "turn":
+            evaluation.queued.add(sample)
+            self.take(
+                ev.EvaluationTurnReady(
+                    time_s=self._tick(), version=evaluation.version, sample=sample
+                )
+            )
+        evaluation.lost += what == "lose"
+        evaluation.scored += what == "score"
+
+    def _tell_of_cut(self, n: int) -> None:
+        evaluation = self._untold.pop(n % len(self._untold))
+        self._tell(evaluation, num_cut=evaluation.num_open)
+
+    def _tell(self, evaluation: Evaluation, *, num_cut: int) -> None:
+        lost = {"it was unlucky": evaluation.lost} if evaluation.lost else {}
+        metrics = {"pass@1": 0.5} if evaluation.scored else {}
+        self.take(
+            ev.EvaluationEnded(
+                time_s=self._tick(),
+                version=evaluation.version,
+                num_scored=evaluation.scored,
+                num_cut=num_cut,
+                lost=lost,
+                metrics=metrics,
+            )
+        )
 
     def _end_operation(self, _: int) -> None:
         action, self._operation = self._operation, None
@@ -478,10 +587,25 @@ class World:
             case act.SetTimer():
                 if action.timer == "swap":
                     self._swap_timers.append(action.at_s)
+                if action.timer.startswith("evaluation:"):
+                    self._evaluation_timers.append((action.at_s, action.timer))
+            case act.Evaluate():
+                assert self._evaluation is None
+                self._evaluation = Evaluation(action.version, set(range(action.num_samples)))
+            case act.SubmitEvaluation():
+                assert self._evaluation is not None
+                self._evaluation.queued.remove(action.sample)
+                self._evaluation.inflight[action.sample] = action.request
+            case act.CutEvaluation():
+                assert self._evaluation is not None
+                self._untold.append(self._evaluation)
+                self._evaluation = None
             case act.SampleMemory():
                 self._wants_memory = True
             case act.AdoptPlan() | act.CloseSwap() | act.Decide() | act.Warn():
                 pass
+            case act.RateCheckpoint():
+                self.ratings.append(action)
             case _:
                 self._parking = isinstance(action, act.Park)
                 self._operation = action
