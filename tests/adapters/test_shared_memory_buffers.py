@@ -72,6 +72,15 @@ def test_the_next_publication_finds_the_files_of_the_last(writer, reader):
     assert [path.stat().st_ino for path in files()] == before
 
 
+def test_a_file_that_somebody_removed_is_made_again(writer, reader):
+    send(writer, reader, 0, [1] * 5000)
+    path_of(writer, 0).unlink()
+    send(writer, reader, 0, [2] * 5000)
+    path_of(writer, 0).unlink()
+    path_of(writer, 0).write_bytes(b"another's")
+    send(writer, reader, 0, [3] * 5000)
+
+
 def test_a_slot_grows_for_a_larger_bucket_and_serves_smaller_ones(writer, reader):
     for index, size in enumerate([100, 70_000, 30, 200_000]):
         send(writer, reader, 0, [index + 1] * size)

@@ -38,6 +38,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.asyncio(loop_
 TOLERANCE = 1e-3
 PROMPT = [index % 17 for index in range(40)]
 RUN_ID = "publication"
+SHARED_RUN_ID = "publications"
+"""Of the trainer that several tests use, beside others' of their own."""
 
 PAGES_BYTES = 64 * 2**10
 """Of shared memory, much less than a bucket's."""
@@ -66,13 +68,15 @@ UNTIED = [
 
 
 @asynccontextmanager
-async def running(trainer: DeepSpeedTrainer) -> AsyncIterator[DeepSpeedTrainer]:
+async def running(
+    trainer: DeepSpeedTrainer, run_id: str = RUN_ID
+) -> AsyncIterator[DeepSpeedTrainer]:
     await trainer.start()
     try:
         yield trainer
     finally:
         await trainer.close()
-        assert not shared_files()
+        assert not shared_files(run_id)
 
 
 def make_trainer(
@@ -93,8 +97,8 @@ def make_trainer(
     )
 
 
-def shared_files() -> list[Path]:
-    return list(FOLDER.glob(f"{file_prefix(RUN_ID)}*"))
+def shared_files(run_id: str) -> list[Path]:
+    return list(FOLDER.glob(f"{file_prefix(run_id)}*"))
 
 
 def shared_bytes(*tenants: Any) -> int:
@@ -153,12 +157,14 @@ async def untied(untied_engine, untied_models, exporter):
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared(tied_models, tmp_path_factory):
     """A trainer of the first model with tied embeddings; whoever uses it may train it further."""
-    trainer = SHARED.trainer(tied_models.first, tmp_path_factory.mktemp("shared"), RUN_ID)
-    async with running(trainer):
+    trainer = SHARED.trainer(tied_models.first, tmp_path_factory.mktemp("shared"), SHARED_RUN_ID)
+    async with running(trainer, SHARED_RUN_ID):
         yield trainer
 
 
-async def train_and_serve(engine: Any, trainer: DeepSpeedTrainer, model: Path) -> None:
+async def train_and_serve(
+    engine: Any, trainer: DeepSpeedTrainer, model: Path, run_id: str = RUN_ID
+) -> None:
     transfer = StreamedTransfer(trainer, engine)
     started = await trainer.score([PROMPT])
     if started.version == 0:
@@ -171,7 +177,7 @@ async def train_and_serve(engine: Any, trainer: DeepSpeedTrainer, model: Path) -
         await assert_serves_what_was_trained(
             engine, trainer, model, version=version, name=str(model.parent.name)
         )
-        assert len(shared_files()) <= 2
+        assert len(shared_files(run_id)) == 2
 
 
 @pytest.mark.parametrize("layout", [*TIED, ADAPTED], ids=str)
@@ -185,7 +191,7 @@ async def test_tied_weights_are_served_as_trained_after_each_of_two_updates(
 async def test_tied_weights_of_two_ranks_shards_are_served_as_trained_after_each_of_two_updates(
     engine, tied_models, shared
 ):
-    await train_and_serve(engine, shared, tied_models.first)
+    await train_and_serve(engine, shared, tied_models.first, SHARED_RUN_ID)
 
 
 @pytest.mark.parametrize("layout", UNTIED, ids=str)
@@ -301,7 +307,7 @@ async def test_a_trainer_that_dies_half_way_leaves_nothing_to_serve_from(
 
 async def test_after_a_spoilt_bucket_the_trainer_can_publish_again(engine, shared):
     await break_half_way(engine, SpoiltSource(shared), "the bucket was changed on its way")
-    assert len(shared_files()) <= 2
+    assert len(shared_files(SHARED_RUN_ID)) <= 2
     await publish(engine, shared, version=1)
     result = await engine.generate(make_request("after all", PROMPT))
     await shared.load()
@@ -318,7 +324,7 @@ async def test_a_cancelled_publication_leaves_the_trainer_whole(engine, shared):
     with pytest.raises(asyncio.CancelledError):
         await publishing
     assert engine.weights_version is None
-    assert len(shared_files()) <= 2
+    assert len(shared_files(SHARED_RUN_ID)) <= 2
     await publish(engine, shared, version=1)
     assert engine.weights_version == 1
 
@@ -333,7 +339,8 @@ async def test_the_engine_maps_buckets_while_it_reads_them_and_the_trainer_keeps
         await publish(engine, source, version=version)
         assert source.mapped[engine] > idle + 2 * PAGES_BYTES
         assert shared_bytes(engine) < idle + PAGES_BYTES
-        kept.append((shared_bytes(shared), sorted(file.stat().st_ino for file in shared_files())))
+        files = sorted(file.stat().st_ino for file in shared_files(SHARED_RUN_ID))
+        kept.append((shared_bytes(shared), files))
     assert kept[0] == kept[1]
     assert len(kept[0][1]) == 2
     assert kept[0][0] <= source.mapped[shared] + PAGES_BYTES

@@ -48,7 +48,8 @@ class SharedMemoryBuffers:
 
     The first rank makes them. They are used again and again until ``release``, publication after
     publication: the kernel takes several times as long to find fresh pages as to copy into old
-    ones, and two buckets are little beside the weights that they carry.
+    ones, and two buckets are little beside the weights that they carry. A file that somebody
+    removed meanwhile (``RemoveIPC`` of a login that ended) is made again.
     """
 
     num_slots = 2
@@ -58,7 +59,7 @@ class SharedMemoryBuffers:
         self._prefix = f"{file_prefix(run_id)}weights-"
         self._makes_files = rank == 0
         self._num_ranks = num_ranks
-        self._slots: dict[int, Tensor] = {}
+        self._slots: dict[int, tuple[tuple[int, int] | None, Tensor]] = {}
 
     def open(self, slot: int, num_bytes: int) -> Tensor:
         """As in ``Buffers``.
@@ -67,14 +68,17 @@ class SharedMemoryBuffers:
             OSError: where shared memory is too small; said before a byte is written, since a
                 write beyond its end would kill the process.
         """
-        buffer = self._slots.get(slot)
-        if buffer is None or buffer.numel() < num_bytes:
+        path = self._path(slot)
+        held, buffer = self._slots.get(slot, (None, None))
+        # Ranks agree on this: a file that the first one has made anew is another for all.
+        is_there = buffer is not None and held == _number(path)
+        if buffer is None or not is_there or buffer.numel() < num_bytes:
             if self._makes_files:
-                self._reserve(self._path(slot), num_bytes, fresh=buffer is None)
+                self._reserve(path, num_bytes, fresh=not is_there)
             if self._num_ranks > 1:
                 torch.distributed.barrier()
-            buffer = _map_resident(self._path(slot), num_bytes)
-            self._slots[slot] = buffer
+            buffer = _map_resident(path, num_bytes)
+            self._slots[slot] = (_number(path), buffer)
         return buffer[:num_bytes]
 
     def handle(self, slot: int) -> dict[str, Any] | None:
@@ -110,6 +114,15 @@ class SharedMemoryBuffers:
             ) from error
         finally:
             os.close(descriptor)
+
+
+def _number(path: Path) -> tuple[int, int] | None:
+    """Of the file that has this name now; None where there is none."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _map_resident(path: Path, num_bytes: int) -> Tensor:
