@@ -64,6 +64,17 @@ class Browser:
         os.close(theirs[1])
 
     def __enter__(self) -> Browser:
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _attach(self) -> None:
         (target, *_) = [
             each for each in self.ask("Target.getTargets")["targetInfos"] if each["type"] == "page"
         ]
@@ -71,9 +82,9 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the browser; not to be called twice."""
         self._process.terminate()
         try:
             self._process.wait(self._patience_s)

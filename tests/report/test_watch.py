@@ -24,6 +24,9 @@ from tests.sim.test_simulated_runs import BASE, simulate
 
 MakeSnapshot = Callable[..., RunSnapshot]
 
+STEP = {"lag_mean": 0.5, "lag_max": 1.0}
+"""Of every line of metrics."""
+
 
 @pytest.fixture
 def growing(tmp_path: Path) -> Path:
@@ -34,7 +37,7 @@ def growing(tmp_path: Path) -> Path:
     (folder / "summary.json").unlink()
     metrics = MetricsWriter(folder / "metrics.jsonl")
     for step in range(1, 4):
-        metrics.write({"step": step, "time_s": float(step), "reward_mean": 0.1 * step})
+        metrics.write({**STEP, "step": step, "time_s": float(step), "reward_mean": 0.1 * step})
     metrics.close()
     return folder
 
@@ -61,7 +64,7 @@ def test_the_page_is_drawn_when_files_change_and_only_then(
     assert 'id="reward"' in subject.page
     assert before == {path: path.stat().st_mtime_ns for path in growing.rglob("*")}
     metrics = MetricsWriter(growing / "metrics.jsonl")
-    metrics.write({"step": 4, "time_s": 4.0, "reward_mean": 0.4})
+    metrics.write({**STEP, "step": 4, "time_s": 4.0, "reward_mean": 0.4})
     metrics.close()
     old = subject.page
     assert subject.draw()

@@ -20,6 +20,8 @@ from tests.report.browser import Browser, find_chromium
 from tests.sim.test_simulated_runs import BASE, simulate
 
 CHROMIUM = find_chromium()
+STEP = {"lag_mean": 0.5, "lag_max": 1.0}
+"""Of every line of metrics."""
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None,
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
-    with Browser(CHROMIUM, tmp_path / "profile") as browser:
+    with Browser(CHROMIUM, tmp_path / "profile", patience_s=300.0) as browser:
         yield browser
 
 
@@ -48,7 +50,7 @@ def run(tmp_path: Path) -> Path:
 
 def log(run: Path, step: int) -> None:
     metrics = MetricsWriter(run / "metrics.jsonl")
-    metrics.write({"step": step, "time_s": float(step), "reward_mean": 0.1 * step})
+    metrics.write({**STEP, "step": step, "time_s": float(step), "reward_mean": 0.1 * step})
     metrics.close()
 
 
