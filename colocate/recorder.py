@@ -75,7 +75,11 @@ class Recorder:
             self._phase, self._phase_since_s = scheduler.phase, event.time_s
         if isinstance(event, ev.BatchTrained):
             self._write_metrics(event, scheduler)
-        self._swap_costs_s += [a.cost_s for a in actions if isinstance(a, act.CloseSwap)]
+        self._swap_costs_s += [
+            action.cost_s
+            for action in actions
+            if isinstance(action, act.CloseSwap) and action.cost_s is not None
+        ]
         if changed or event.time_s - self._shown_s >= REFRESH_S:
             self._shown_s = event.time_s
             if self._phase is not Phase.STARTING:

@@ -51,7 +51,7 @@ class Live:
         if self.host != socket.gethostname():
             return None
         try:
-            return psutil.Process(self.process).create_time() == self.process_began_s
+            return bool(psutil.Process(self.process).create_time() == self.process_began_s)
         except psutil.Error:
             return False
 
