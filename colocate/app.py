@@ -39,6 +39,8 @@ from colocate.machine import resolve_device, software_versions
 from colocate.recorder import Recorder
 from colocate.report.display import RunDisplay, make_display
 from colocate.report.ending import render_ending
+from colocate.report.live_file import NAME as LIVE_FILE
+from colocate.report.live_file import Both, LiveFile
 from colocate.report.records import EVALUATIONS, keep_steps, read_evaluations, write_summary
 from colocate.report.run_report import write_run_report
 from colocate.run_state import RunState
@@ -101,7 +103,9 @@ def _run_locked(
     handler = logging.FileHandler(run_dir / "logs" / "colocate.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("colocate").addHandler(handler)
-    display = make_display(config.logger.display, title="colocate")
+    display = Both(
+        make_display(config.logger.display, title="colocate"), LiveFile(run_dir / LIVE_FILE)
+    )
     socket_dir = Path(tempfile.mkdtemp(prefix=f"colocate-{run_id}-"))
     guard = RunGuard(
         run_id, f"colocate-{run_id}", socket_dir, log_path=run_dir / "logs" / "reaper.log"

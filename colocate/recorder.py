@@ -22,6 +22,7 @@ from colocate.report.records import EVALUATIONS, MetricsWriter
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.trace import TraceWriter
 from colocate.report.transcripts import (
+    TextSpan,
     TrajectorySample,
     Turn,
     format_transcript,
@@ -61,6 +62,7 @@ class Recorder:
         self._requests: dict[str, float] = {}
         self._memory: MemorySample | None = None
         self._lags: dict[int, int] = {}
+        self._swap_costs_s: list[float] = []
         self._reward_parts: dict[str, float] = {}
         self._spares: Counter[str] = Counter()
         self._first_step_s: float | None = None
@@ -85,6 +87,8 @@ class Recorder:
         for action in actions:
             if isinstance(action, act.CloseSwap):
                 self._loggers.log(action.version, of_swap(action))
+                if action.cost_s is not None:
+                    self._swap_costs_s.append(action.cost_s)
         if isinstance(event, ev.EvaluationEnded):
             self._write_evaluation(event)
         if changed or event.time_s - self._shown_s >= REFRESH_S:
@@ -131,7 +135,8 @@ class Recorder:
         self._trace.close()
 
     def _choose(self, batch: TrainingBatch) -> list[TrainingSample]:
-        """Samples to keep: those whose reward is nearest to the step's mean come first.
+        """Samples to keep: that whose reward is nearest to the step's mean, the best, the worst,
+        then others near to the mean.
 
         What is replayed was to be seen when it was trained first.
         """
@@ -140,7 +145,10 @@ class Recorder:
             return []
         count = self._config.logger.transcripts_per_step
         mean = sum(s.reward for s in own) / len(own)
-        return sorted(own, key=lambda s: abs(s.reward - mean))[:count]
+        typical = sorted(own, key=lambda s: abs(s.reward - mean))
+        told = [typical[0], max(own, key=lambda s: s.reward), min(own, key=lambda s: s.reward)]
+        by_id = {sample.trajectory: sample for sample in (*told, *typical)}
+        return list(by_id.values())[:count]
 
     def _trace_event(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
         for action in actions:
@@ -239,6 +247,7 @@ class Recorder:
         books = scheduler.books
         states = Counter(_STATE_NAMES[t.state] for t in scheduler.buffer)
         step = scheduler.swapper.trainer_version
+        costs_s = self._swap_costs_s
         return RunSnapshot(
             phase=scheduler.phase,
             elapsed_s=time_s,
@@ -255,6 +264,9 @@ class Recorder:
             tokens_generated=books.tokens["generated"],
             tokens_trained=books.tokens["trained"],
             tokens_carried=books.tokens["carried"],
+            swap_cost_s=costs_s[-1] if costs_s else None,
+            mean_swap_cost_s=fmean(costs_s) if costs_s else None,
+            swap_share=sum(costs_s) / time_s if time_s > 0 else 0.0,
             mismatch=books.mismatch.last_mean_abs,
             evaluation=self._evaluated,
             is_evaluating=scheduler.swapper.evaluations.holds_the_swap,
@@ -287,7 +299,14 @@ def _keep(sample: TrainingSample, step: int, floor: Floor) -> TrajectorySample:
         group=sample.group,
         reward=sample.reward,
         ending="trained",
-        turns=[Turn(*turn) for turn in floor.contents[sample.trajectory].turns],
+        turns=[
+            Turn(speaker, text, [TextSpan(*stretch) for stretch in stretches])
+            for (speaker, text), stretches in zip(
+                floor.contents[sample.trajectory].turns,
+                floor.versions_of_turns(sample.trajectory),
+                strict=True,
+            )
+        ],
         token_ids=list(sample.token_ids),
         logprobs=list(sample.logprobs),
         versions=list(sample.versions),

@@ -20,6 +20,8 @@ from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
 from colocate.report.display import make_display
 from colocate.report.ending import render_ending
+from colocate.report.live_file import NAME as LIVE_FILE
+from colocate.report.live_file import Both, LiveFile
 from colocate.report.records import write_summary
 from colocate.report.run_report import write_run_report
 from colocate.sim.cluster import Cluster, Watcher
@@ -82,7 +84,9 @@ def run(config: RunConfig, run_dir: Path) -> int:
     except UnfitRunError as error:
         print(f"colocate simulate: {error}", file=sys.stderr)
         return 2
-    display = make_display(config.logger.display, title="colocate")
+    display = Both(
+        make_display(config.logger.display, title="colocate"), LiveFile(run_dir / LIVE_FILE)
+    )
     try:
         display.starting("simulating")
         summary = _simulate(config, run_dir, world, scripts, display.starting)

@@ -138,11 +138,25 @@ def _report_arguments(arguments: Sequence[str]) -> tuple[Path, int | None]:
     return _folder("report", rest, "a run's or a multirun's folder"), number
 
 
+def _watch(arguments: Sequence[str]) -> int:
+    """the report in a browser on this machine, drawn anew while the run goes on"""
+    from colocate.cli.watch import watch_command
+
+    return watch_command(arguments)
+
+
 def _export(arguments: Sequence[str]) -> int:
     """a trained model as a Hugging Face folder, from a run or one of its checkpoints"""
     from colocate.cli.export import export_command
 
     return export_command(arguments)
+
+
+def _chat(arguments: Sequence[str]) -> int:
+    """talk to a run's trained model, or see it play an episode of the run's environment"""
+    from colocate.cli.chat import chat_command
+
+    return chat_command(arguments)
 
 
 def _doctor(arguments: Sequence[str]) -> int:
@@ -159,7 +173,9 @@ _COMMANDS: dict[str, Command] = {
     "train": _train,
     "simulate": _simulate,
     "report": _report,
+    "watch": _watch,
     "export": _export,
+    "chat": _chat,
     "replay": _replay,
     "doctor": _doctor,
 }
@@ -167,7 +183,9 @@ _TAKES = {
     "train": "[overrides]",
     "simulate": "[overrides]",
     "report": "RUN_OR_SWEEP_DIR",
+    "watch": "RUN_OR_SWEEP_DIR",
     "export": "RUN_DIR OUT_DIR",
+    "chat": "RUN_DIR",
     "replay": "RUN_DIR",
     "doctor": "",
 }

@@ -5,31 +5,42 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-_TEMPLATES = Path(__file__).with_name("templates")
+TEMPLATES = Path(__file__).with_name("templates")
 
 
 def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
-    """Renders ``templates/NAME``; a reader sees the old page or the new one, whole.
+    """Renders ``templates/NAME``; a reader sees the old page or the new one, whole."""
+    text = render(template, context)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(text, encoding="utf-8")
+    return written.replace(path)
+
+
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """``templates/NAME`` as text.
 
     What runs wrote (transcripts, errors) is escaped: it may hold anything.
     """
+    return _environment().get_template(template).render(context)
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["inline_image"] = _inline_image
-    text = environment.get_template(template).render(context)
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_text(text, encoding="utf-8")
-    return written.replace(path)
+    return environment
 
 
 def _inline_image(path: Path) -> str:

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from colocate.core.types import MemorySample
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.timeline import DeviceTimeline
 from colocate.report.words import (
@@ -29,6 +30,8 @@ from colocate.report.words import (
 )
 
 _COLOURS = {Owner.ROLLOUT: "green", Owner.TRAINING: "blue", Owner.SWAP: "yellow"}
+_TENANTS = {"engine": ("green", "V"), "trainer": ("blue", "D"), "other": ("magenta", "#")}
+"""Colour and letter of each; vLLM's and DeepSpeed's are those of rollout and training."""
 _LETTERS = {Owner.ROLLOUT: "R", Owner.TRAINING: "T", Owner.SWAP: "s", Owner.OTHER: "."}
 _SPARKS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH = 12
@@ -117,9 +120,13 @@ def _rows(
             glyphs,
         ),
     )
+    if snapshot.swap_cost_s is not None:
+        yield "swap cost", _swap_cost(snapshot, glyphs)
     if snapshot.mismatch is not None:
         yield "mismatch", _mismatch(snapshot.mismatch)
     yield "memory", _memory(snapshot, glyphs, room)
+    if snapshot.memory is not None and snapshot.memory.tenants:
+        yield "", _tenants(snapshot.memory, glyphs)
     if snapshot.warnings:
         yield "warning", Text(snapshot.warnings[-1], style="yellow")
 
@@ -234,6 +241,20 @@ def _staleness(snapshot: RunSnapshot, glyphs: Glyphs) -> Text:
     return words.append(f"  (at most {snapshot.max_staleness} allowed)", style="dim")
 
 
+def _swap_cost(snapshot: RunSnapshot, glyphs: Glyphs) -> Text:
+    """Without training: what a swap costs beyond the work that it makes room for."""
+    assert snapshot.swap_cost_s is not None
+    assert snapshot.mean_swap_cost_s is not None
+    return _items(
+        (
+            ("last", f"{snapshot.swap_cost_s:.2f} s"),
+            ("mean", f"{snapshot.mean_swap_cost_s:.2f} s"),
+            ("of the time", share(snapshot.swap_share, 1.0)),
+        ),
+        glyphs,
+    )
+
+
 def _mismatch(mean_abs: float) -> Text:
     words = Text(f"{mean_abs:.1e}", style="bold")
     return words.append("  between vLLM's and DeepSpeed's log-probabilities", style="dim")
@@ -243,14 +264,43 @@ def _memory(snapshot: RunSnapshot, glyphs: Glyphs, room: int) -> Text:
     sample = snapshot.memory
     if sample is None:
         return Text("not read yet", style="dim")
-    words = _bar(sample.used / sample.total, 10 if room < 70 else 20, glyphs, "magenta")
-    words.append(f" {size_of(sample.used, sample.total)}")
-    if sample.tenants:
-        words.append("  ")
-        words += _items(
-            ((TENANT_WORDS.get(t, t), size(b)) for t, b in sample.tenants.items()), glyphs
-        )
+    words = _tenant_bar(sample, 20 if room < 70 else 30, glyphs)
+    return words.append(f" {size_of(sample.used, sample.total)}")
+
+
+def _tenants(sample: MemorySample, glyphs: Glyphs) -> Text:
+    """The bar's key."""
+    words = Text()
+    for tenant, num_bytes in _shares_of_memory(sample).items():
+        style, letter = _TENANTS[tenant]
+        key = glyphs.full if glyphs.unicode and glyphs.colour else letter
+        words.append("  " if words else "").append(key, style=style)
+        words.append(f" {TENANT_WORDS[tenant]} ", style="dim").append(size(num_bytes))
     return words
+
+
+def _shares_of_memory(sample: MemorySample) -> dict[str, int]:
+    """What is used, by tenant; ``other`` is what belongs to none, where anything does."""
+    known = {tenant: sample.tenants[tenant] for tenant in _TENANTS if tenant in sample.tenants}
+    other = sample.used - sum(known.values())
+    return {**known, "other": other} if known and other > 0 else known
+
+
+def _tenant_bar(sample: MemorySample, length: int, glyphs: Glyphs) -> Text:
+    """Each tenant's part of the device in its colour, or its letter; what is free stays empty."""
+    shares = _shares_of_memory(sample) or {"other": sample.used}
+    whole = max(sample.total, sum(shares.values()))
+    bar = Text()
+    held = 0
+    for tenant, num_bytes in shares.items():
+        style, letter = _TENANTS[tenant]
+        # Ends are rounded, not lengths: the bar's length is right whatever the parts are.
+        begin, held = round(length * held / whole), held + num_bytes
+        cells = round(length * held / whole) - begin
+        # Without colours letters tell the parts apart.
+        glyph = glyphs.full if glyphs.unicode and glyphs.colour else letter
+        bar.append(glyph * cells, style=style)
+    return bar.append(glyphs.empty * (length - len(bar)), style="dim")
 
 
 def _items(items: Iterable[tuple[str, str]], glyphs: Glyphs) -> Text:

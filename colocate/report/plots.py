@@ -43,7 +43,9 @@ class Plot:
     says: str
 
 
-def write_plots(run: RunFiles, *, optimum: float | None = None) -> dict[str, Plot]:
+def write_plots(
+    run: RunFiles, *, optimum: float | None = None, target: Path | None = None
+) -> dict[str, Plot]:
     """Draws what the run's files allow, and returns the pictures by name.
 
     A run that trained nothing has no picture of rewards and staleness, and one that trained no
@@ -52,9 +54,10 @@ def write_plots(run: RunFiles, *, optimum: float | None = None) -> dict[str, Plo
     Args:
         run: As ``read_run`` found it.
         optimum: The best mean reward that any agent can reach, where that is known.
+        target: Where ``plots/`` is made; None: in the run's folder.
     """
     figures = _figures(run, optimum)
-    folder = run.folder / "plots"
+    folder = (target or run.folder) / "plots"
     if figures:
         folder.mkdir(exist_ok=True)
     return {

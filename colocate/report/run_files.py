@@ -19,6 +19,7 @@ from colocate.core.scheduler import Scheduler
 from colocate.core.trajectory import ProtocolError
 from colocate.journal import JournalError, read_journal
 from colocate.report.history import History, read_history
+from colocate.report.live_file import has_process
 from colocate.report.records import EVALUATIONS, read_metrics
 from colocate.report.trace import MEMORY_COUNTER, read_trace
 from colocate.report.transcripts import TrajectorySample, read_transcripts
@@ -35,7 +36,9 @@ _UNREADABLE = (
     IllegalTransition,
 )
 INTERRUPTED = "interrupted"
-"""The status of a run that ended without a word, or has not ended."""
+"""The status of a run that ended without a word."""
+RUNNING = "running"
+"""The status of a run whose process is there."""
 _NEEDED = {
     "steps",
     "swaps",
@@ -88,7 +91,7 @@ class RunFiles:
     """A run as its folder tells it.
 
     Attributes:
-        status: As in ``summary.json``; ``INTERRUPTED`` where the run wrote none.
+        status: As in ``summary.json``; where the run wrote none, ``RUNNING`` or ``INTERRUPTED``.
         summary: As in ``summary.json``; worked out from the journal where the run left none, and
             None where that tells nothing either.
         overrides: What the command line gave.
@@ -112,11 +115,13 @@ class RunFiles:
 def read_run(folder: Path) -> RunFiles:
     """Never raises for what the folder lacks, nor for a file that is broken."""
     notes: list[str] = []
+    goes_on = has_process(folder) and not (folder / "summary.json").exists()
 
     def read(name: str, how: Callable[[Path], T], otherwise: T) -> T:
         path = folder / name
         if not path.exists():
-            notes.append(f"{name} is missing")
+            if not goes_on:  # else it is yet to come
+                notes.append(f"{name} is missing")
             return otherwise
         try:
             return how(path)
@@ -136,7 +141,13 @@ def read_run(folder: Path) -> RunFiles:
         summary = read("events.jsonl", summary_of_journal, None)
         if summary is not None:
             status, error = summary["status"], summary["error"]
-            notes.append("figures were worked out from the journal: the run was killed, or goes on")
+            notes.append(
+                "the run goes on; figures are worked out from its journal"
+                if goes_on
+                else "figures were worked out from the journal: the run was killed, or goes on"
+            )
+    if goes_on:
+        status = RUNNING
     evaluations: list[dict[str, Any]] = []
     if (folder / EVALUATIONS).exists():  # most runs have none, which is nothing to note
         evaluations = read(EVALUATIONS, read_metrics, [])

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import Enum
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from colocate.core.phases import SWAP, Phase
 from colocate.report.ending import run_facts
 from colocate.report.history import Decision, History
 from colocate.report.ledger import ledger_rows
 from colocate.report.page import write_page
 from colocate.report.plots import write_plots
 from colocate.report.run_files import RunFiles, read_run
+from colocate.report.swap_tables import decision_table, swap_cost_table
 from colocate.report.tables import Column, Table
-from colocate.report.transcripts import TrajectorySample, Turn, printable, weights_of
+from colocate.report.transcript_view import transcripts_by_step
+from colocate.report.transcripts import printable
 from colocate.report.words import counted, duration, size
 
 PAGE = "report.html"
 MAX_REASONS = 30
 MAX_NOTICES = 100
-SAMPLES_PER_STEP = 2
 
 _SETUP = {
     "model": ("model.path", "model.embedded", "model.dtype"),
@@ -52,8 +50,6 @@ _SETUP = {
     ),
     "device": ("device", "memory.budget_bytes"),
 }
-# The number stands in a column of its own; what was offloaded is what the plan said.
-_REPEATED = ("swap", "offloaded", "rollout_s", "num_batches")
 _CONTENTS = {
     "what": "What it was",
     "facts": "Results",
@@ -72,18 +68,21 @@ _CONTENTS = {
 }
 
 
-def write_run_report(folder: Path, *, optimum: float | None = None) -> Path:
+def write_run_report(
+    folder: Path, *, optimum: float | None = None, target: Path | None = None
+) -> Path:
     """Draws ``plots/`` and writes ``report.html`` from whatever files the run has left.
 
     Args:
         folder: The run's.
         optimum: The best mean reward that any agent can reach, where that is known.
+        target: Where they are written; None: into the run's folder.
 
     Returns:
         The page's path.
     """
     run = read_run(folder)
-    plots = write_plots(run, optimum=optimum)
+    plots = write_plots(run, optimum=optimum, target=target)
     summary, history = run.summary, run.history
     context: dict[str, Any] = {
         "title": f"colocate run {folder.absolute().name}",
@@ -100,7 +99,7 @@ def write_run_report(folder: Path, *, optimum: float | None = None) -> Path:
         "decisions": decision_table(history.decisions),
         "mismatch": list(_mismatch(summary)) if summary else [],
         "endings": ending_table(history),
-        "transcripts": list(_transcripts(run.samples)),
+        "transcripts": list(transcripts_by_step(run.samples)),
         "notices": _notice_table(history),
         "ledger": _ledger_table(summary),
     }
@@ -116,7 +115,7 @@ def write_run_report(folder: Path, *, optimum: float | None = None) -> Path:
         },
     }
     context["contents"] = [(anchor, name) for anchor, name in _CONTENTS.items() if present[anchor]]
-    return write_page(folder / PAGE, "run.html.j2", context)
+    return write_page((target or folder) / PAGE, "run.html.j2", context)
 
 
 _PLOTS = (
@@ -130,64 +129,6 @@ _PLOTS = (
     "mismatch",
     "longest",
 )
-
-
-def swap_cost_table(decisions: list[Decision]) -> Table | None:
-    """Seconds of each phase over complete swaps: mean, median, 95th percentile, most, sum."""
-    if not decisions:
-        return None
-    names = ("phase", "mean", "median", "95%", "most", "in all")
-    rows = []
-    for label, phases in [
-        *((phase.replace("_", " "), (phase,)) for phase in SWAP),
-        ("swap without training", tuple(phase for phase in SWAP if phase is not Phase.TRAINING)),
-    ]:
-        seconds = np.array([sum(d.phase_s.get(p, 0.0) for p in phases) for d in decisions])
-        figures = (
-            seconds.mean(),
-            np.median(seconds),
-            np.percentile(seconds, 95),
-            seconds.max(),
-            seconds.sum(),
-        )
-        rows.append([label, *(f"{figure:.3f}" for figure in figures)])
-    columns = [Column(name, is_number=bool(index)) for index, name in enumerate(names)]
-    return Table(columns, rows)
-
-
-def decision_table(decisions: list[Decision]) -> Table | None:
-    """A line a swap, with every number that its lines in the journal carry.
-
-    What differs between swaps has a column of its own; what a policy adds needs nothing here.
-    """
-    if not decisions:
-        return None
-    names = list(dict.fromkeys(name for decision in decisions for name in decision.facts))
-    shown = [name for name in names if name not in _REPEATED]
-    columns = [
-        Column("swap", is_number=True),
-        Column("at, s", is_number=True),
-        Column("rollout, s", is_number=True),
-        Column("batches"),
-        Column("expired", is_number=True),
-        Column("swap, s", is_number=True),
-        *(Column(_title(name), is_number=_all_numbers(decisions, name)) for name in shown),
-    ]
-    rows = []
-    for number, decision in enumerate(decisions, start=1):
-        swap_s = sum(s for phase, s in decision.phase_s.items() if phase != Phase.TRAINING)
-        rows.append(
-            [
-                str(decision.facts.get("swap", number)),
-                f"{decision.time_s:.2f}",
-                f"{decision.rollout_s:.2f}",
-                ", ".join(map(str, decision.batches)) or "none",
-                str(decision.num_expired),
-                f"{swap_s:.2f}" if decision.phase_s else "not complete",
-                *(_cell(name, decision.facts.get(name)) for name in shown),
-            ]
-        )
-    return Table(columns, rows)
 
 
 def ending_table(history: History) -> Table | None:
@@ -267,52 +208,6 @@ def _mismatch(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         value = summary["mismatch"].get(name)
         if value is not None:
             yield label, f"{value:.3g} nats"
-
-
-def _title(name: str) -> str:
-    words = name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
-    return f"{words}, s" if name.endswith("_s") else words
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if name.endswith("_bytes") and isinstance(value, int):
-        return size(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_cell(str(key), each)}" for key, each in value.items()) or "-"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_cell("", each) for each in value) or "none"
-    return str(value.value if isinstance(value, Enum) else value)
-
-
-def _all_numbers(decisions: list[Decision], name: str) -> bool:
-    values = [decision.facts[name] for decision in decisions if name in decision.facts]
-    known = [value for value in values if value is not None]
-    return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in known)
-
-
-def _transcripts(samples: list[TrajectorySample]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    for step, of_step in groupby(samples, key=lambda sample: sample.step):
-        yield step, [_shown(sample) for sample in list(of_step)[:SAMPLES_PER_STEP]]
-
-
-def _shown(sample: TrajectorySample) -> dict[str, Any]:
-    reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3f}"
-    told = f"trajectory {sample.trajectory}: {reward}, {sample.ending}{weights_of(sample)}"
-    return {
-        "turns": [Turn(turn.speaker, printable_lines(turn.text)) for turn in sample.turns],
-        "ending": told,
-    }
-
-
-def printable_lines(text: str) -> str:
-    """As ``printable``, but lines stay lines; the last line's end is not shown."""
-    return "\n".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
 def _notice_table(history: History) -> Table | None:

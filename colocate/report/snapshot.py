@@ -30,6 +30,9 @@ class RunSnapshot:
         tokens_generated: Since the run began; so are the next two.
         tokens_trained: Those that a training step trained on.
         tokens_carried: Those of partial trajectories that crossed a swap.
+        swap_cost_s: What the last swap took without its training; ``None`` before the first.
+        mean_swap_cost_s: The mean of that over all swaps.
+        swap_share: The share of ``elapsed_s`` that swaps without their training have taken.
         mismatch: Mean absolute difference between the engine's and the trainer's log-probabilities
             in the last training step that compared any; ``None`` before.
         evaluation: The metrics of the last evaluation, and its ``step``; empty before.
@@ -54,6 +57,9 @@ class RunSnapshot:
     tokens_generated: int = 0
     tokens_trained: int = 0
     tokens_carried: int = 0
+    swap_cost_s: float | None = None
+    mean_swap_cost_s: float | None = None
+    swap_share: float = 0.0
     mismatch: float | None = None
     evaluation: Mapping[str, float] = field(default_factory=dict)
     is_evaluating: bool = False

@@ -27,18 +27,22 @@ from colocate.report.words import counted, duration
 PAGE = "report.html"
 
 
-def write_sweep_report(folder: Path, *, num_trajectories: int | None = None) -> Path:
+def write_sweep_report(
+    folder: Path, *, num_trajectories: int | None = None, target: Path | None = None
+) -> Path:
     """Writes ``report.html``, ``plots/`` and ``tables/`` (CSV and Markdown) into the folder.
 
     Args:
         folder: The sweep's (``hydra.sweep.dir``).
         num_trajectories: After how many trained trajectories the learning study compares; None:
             as many as every complete job reached.
+        target: Where they are written; None: into the sweep's folder.
 
     Returns:
         The page's path.
     """
     jobs = read_sweep(folder)
+    target = target or folder
     groups = group_jobs(jobs)
     budget = num_trajectories or common_budget(jobs)
     found = learned(groups, budget) if budget else {}
@@ -50,8 +54,8 @@ def write_sweep_report(folder: Path, *, num_trajectories: int | None = None) -> 
     }
     if budget:
         tables["learning"] = learning_table(groups, known)
-    _write_tables(folder / "tables", tables)
-    plots = write_sweep_plots(folder, groups, budget, known)
+    _write_tables(target / "tables", tables)
+    plots = write_sweep_plots(target, groups, budget, known)
     num_complete = sum(job.is_complete for job in jobs)
     context = {
         "title": f"colocate sweep {folder.absolute().name}",
@@ -72,7 +76,7 @@ def write_sweep_report(folder: Path, *, num_trajectories: int | None = None) -> 
         "last_steps": LAST_STEPS,
         "confidence": f"{100 * CONFIDENCE:.0f}%",
     }
-    return write_page(folder / PAGE, "sweep.html.j2", context)
+    return write_page(target / PAGE, "sweep.html.j2", context)
 
 
 def settings_table(groups: Sequence[Group]) -> Table:

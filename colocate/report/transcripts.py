@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,23 @@ SCHEMA = pa.schema(
         ("group", pa.int64()),
         ("reward", pa.float64()),
         ("ending", pa.string()),
-        ("turns", pa.list_(pa.struct([("speaker", pa.string()), ("text", pa.string())]))),
+        (
+            "turns",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("speaker", pa.string()),
+                        ("text", pa.string()),
+                        (
+                            "spans",
+                            pa.list_(
+                                pa.struct([("version", pa.int64()), ("characters", pa.int64())])
+                            ),
+                        ),
+                    ]
+                )
+            ),
+        ),
         ("token_ids", pa.list_(pa.int64())),
         ("logprobs", pa.list_(pa.float64())),
         ("versions", pa.list_(pa.int64())),
@@ -28,12 +45,37 @@ SCHEMA = pa.schema(
 )
 
 
+_SPEAKER_WIDTH = max(len(speaker) for speaker in get_args(Speaker))
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpan:
+    """So many characters of a text, sampled by the weights of one version."""
+
+    version: int
+    characters: int
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One stretch of text and who wrote it."""
+    """One stretch of text and who wrote it.
+
+    ``spans``: of an agent's, in order, how many characters the weights of which version sampled;
+    together they are the whole text. Empty of others', and in files of before it was kept.
+    """
 
     speaker: Speaker
     text: str
+    spans: Sequence[TextSpan] = ()
+
+    def pieces(self) -> Iterator[tuple[str, int | None]]:
+        """The text in pieces of one version each; None where it is not known or not sampled."""
+        begin = 0
+        for span in self.spans:
+            yield self.text[begin : begin + span.characters], span.version
+            begin += span.characters
+        if begin < len(self.text) or not self.spans:
+            yield self.text[begin:], None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +122,7 @@ def write_transcripts(folder: Path, step: int, samples: Sequence[TrajectorySampl
             "group": sample.group,
             "reward": sample.reward,
             "ending": sample.ending,
-            "turns": [{"speaker": turn.speaker, "text": turn.text} for turn in sample.turns],
+            "turns": [asdict(turn) for turn in sample.turns],
             "token_ids": list(sample.token_ids),
             "logprobs": list(sample.logprobs),
             "versions": list(sample.versions),
@@ -104,9 +146,13 @@ def read_transcripts(path: Path) -> list[TrajectorySample]:
         KeyError, TypeError, ValueError: it holds something else.
     """
     return [
-        TrajectorySample(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
-        for row in pq.read_table(path, schema=SCHEMA).to_pylist()
+        TrajectorySample(**{**row, "turns": [_turn(**turn) for turn in row["turns"]]})
+        for row in pq.read_table(path).to_pylist()
     ]
+
+
+def _turn(speaker: Speaker, text: str, spans: Sequence[Mapping[str, int]] = ()) -> Turn:
+    return Turn(speaker, text, [TextSpan(**span) for span in spans])
 
 
 def format_transcript(sample: TrajectorySample, *, max_lines: int = 20) -> str:
@@ -115,13 +161,8 @@ def format_transcript(sample: TrajectorySample, *, max_lines: int = 20) -> str:
     Lines within a turn are shown apart, ends of lines that the agent wrote are not shown, and a
     long transcript loses its middle, with the number of lines said.
     """
-    width = max(len(speaker) for speaker in ("prompt", "agent", "environment"))
-    lines: list[str] = []
-    for turn in sample.turns:
-        shown = [printable(line) for line in turn.text.rstrip("\n").split("\n")]
-        speakers = [turn.speaker, *[""] * (len(shown) - 1)]
-        pairs = zip(speakers, shown, strict=True)
-        lines += [f"{speaker:>{width}}  {text}".rstrip() for speaker, text in pairs]
+    width = _SPEAKER_WIDTH
+    lines = [line for turn in sample.turns for line in transcript_lines(turn.speaker, turn.text)]
     if len(lines) > max_lines:
         head = max_lines // 2
         tail = max_lines - head - 1
@@ -130,6 +171,14 @@ def format_transcript(sample: TrajectorySample, *, max_lines: int = 20) -> str:
         lines = [*lines[:head], gap, *lines[len(lines) - tail :]]
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.2f}"
     return "\n".join([*lines, f"{'':>{width}}  -> {reward}, {sample.ending}{weights_of(sample)}"])
+
+
+def transcript_lines(speaker: Speaker, text: str) -> list[str]:
+    """A turn's lines, ready for a terminal; the speaker's name stands before the first."""
+    shown = [printable(line) for line in text.rstrip("\n").split("\n")]
+    speakers = [speaker, *[""] * (len(shown) - 1)]
+    pairs = zip(speakers, shown, strict=True)
+    return [f"{who:>{_SPEAKER_WIDTH}}  {line}".rstrip() for who, line in pairs]
 
 
 def weights_of(sample: TrajectorySample) -> str:

@@ -31,7 +31,7 @@ STATE_WORDS = {
     "leased": "in training",
 }
 
-TENANT_WORDS = {"engine": "vLLM", "trainer": "DeepSpeed"}
+TENANT_WORDS = {"engine": "vLLM", "trainer": "DeepSpeed", "other": "other"}
 
 
 class Owner(StrEnum):

@@ -12,6 +12,7 @@ from colocate.core.types import BatchId, GroupId, TrajectoryId
 from colocate.ports import PromptSource, TrainingBatch, TrainingSample
 from colocate.rollout.content import Content, ContentStore
 from colocate.rollout.runner import Desk, Runner
+from colocate.rollout.versions_of_text import VersionedText, versions_of_turns
 from colocate.run_state import RunState, SavedContent
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,10 @@ class Floor:
             version=lease.version,
             samples=[self._sample(t, rewards[t], origins.get(t)) for t in lease.contents],
         )
+
+    def versions_of_turns(self, trajectory: TrajectoryId) -> list[tuple[VersionedText, ...]]:
+        """Of each turn of a trajectory, which weights sampled how many of its characters."""
+        return versions_of_turns(self.contents[trajectory], self._desk.tokenizer.decode)
 
     def _sample(
         self, trajectory: TrajectoryId, reward: float, origin: BatchId | None

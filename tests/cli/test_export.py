@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 from collections.abc import Callable, Sequence
@@ -11,43 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from colocate.config import EmbeddedModelConfig
 from colocate.embedded.model import build_embedded_model
+from tests.cli.trained_run import leave_run
 
 Run = Callable[[Sequence[str]], Any]
 
 
 @pytest.fixture
 def run_dir(empty_folder: Path) -> Path:
-    """What a ZeRO 0 run leaves: its first model, and a checkpoint of another one's weights."""
-    run = empty_folder / "run"
-    first, trained = (
-        build_embedded_model(
-            folder, EmbeddedModelConfig(), seed=seed, dtype="float32", max_model_len=64
-        )
-        for folder, seed in ((run / "model", 1), (empty_folder / "trained", 2))
-    )
-    assert first == run / "model"
-    checkpoint = run / "checkpoints" / "step_000007"
-    (checkpoint / "trainer" / "deepspeed").mkdir(parents=True)
-    state = {"schema": 1, "version": 7, "cursor": {"next_position": 0, "pending": []}}
-    (checkpoint / "state.json").write_text(json.dumps(state))
-    description = {"format": 1, "version": 7, "zero_stage": 0, "num_ranks": 1}
-    (checkpoint / "trainer" / "trainer.json").write_text(json.dumps(description))
-    weights = AutoModelForCausalLM.from_pretrained(trained).state_dict()
-    torch.save(
-        {"module": {f"model.{name}": value for name, value in weights.items()}},
-        checkpoint / "trainer" / "deepspeed" / "mp_rank_00_model_states.pt",
-    )
-    (run / ".hydra").mkdir()
-    config = {"model": {"path": None, "dtype": "float32"}, "seed": 1}
-    (run / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
-    summary = {"reward": {"first": 0.1, "last": 0.75, "best": 0.8125}}
-    (run / "summary.json").write_text(json.dumps(summary))
-    return run
+    """With the trained model in ``trained`` beside it."""
+    return leave_run(empty_folder)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

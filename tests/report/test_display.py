@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from colocate.core.phases import SWAP, Phase
+from colocate.core.types import MemorySample
 from colocate.report.display import LiveDisplay, NoDisplay, PlainDisplay, make_display
 from colocate.report.panel import RunPanel, sparkline
 from colocate.report.snapshot import RunSnapshot
@@ -225,6 +226,24 @@ def test_the_panel_shows_the_mismatch_and_the_last_warning(make_snapshot: MakeSn
     assert "second" in text
     assert "first" not in text
     assert "mismatch" not in panel(make_snapshot(), Screen(80))
+
+
+def test_the_panel_shows_what_swaps_cost(make_snapshot: MakeSnapshot) -> None:
+    costs = {"swap_cost_s": 0.42, "mean_swap_cost_s": 1.5, "swap_share": 0.125}
+    assert "last 0.42 s · mean 1.50 s · of the time 12%" in panel(
+        make_snapshot(**costs), Screen(100)
+    )
+    assert "swap cost" not in panel(make_snapshot(), Screen(100))
+
+
+def test_memory_is_a_bar_with_a_part_for_each_tenant(make_snapshot: MakeSnapshot) -> None:
+    memory = MemorySample(
+        used=600 * 2**20, total=1200 * 2**20, tenants={"engine": 200 * 2**20, "trainer": 2**28}
+    )
+    text = panel(make_snapshot(memory=memory), Screen(100, encoding="ascii"))
+    assert "VVVVVDDDDDD####---------------" in text
+    assert "V vLLM 200 MiB  D DeepSpeed 256 MiB  # other 144 MiB" in text
+    assert "V" not in panel(make_snapshot(memory=None), Screen(100, encoding="ascii"))
 
 
 def test_a_dumb_terminal_gets_plain_lines() -> None:

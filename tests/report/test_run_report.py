@@ -14,9 +14,11 @@ import pytest
 
 from colocate.journal import read_journal
 from colocate.report.history import Decision
+from colocate.report.live_file import LiveFile
 from colocate.report.run_files import read_run, summary_of_journal
-from colocate.report.run_report import decision_table, swap_cost_table, write_run_report
-from colocate.report.transcripts import TrajectorySample, Turn, write_transcripts
+from colocate.report.run_report import write_run_report
+from colocate.report.swap_tables import decision_table, swap_cost_table
+from colocate.report.transcripts import TextSpan, TrajectorySample, Turn, write_transcripts
 from tests.sim.test_simulated_runs import BASE, simulate
 
 
@@ -93,6 +95,42 @@ def test_what_an_agent_wrote_is_shown_and_never_run(whole_run: Path) -> None:
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "\x1b" not in page
+
+
+def test_what_an_agent_wrote_is_coloured_by_the_weights_that_sampled_it(whole_run: Path) -> None:
+    spans = [TextSpan(version, 1) for version in range(3, 11)]
+    turns = [Turn("prompt", "0-9?"), Turn("agent", "abc<efghi\n", [*spans, TextSpan(11, 2)])]
+    several = dataclasses.replace(sample(12), turns=turns)
+    write_transcripts(whole_run / "trajectories", 12, [several])
+    page = page_of(whole_run)
+    assert 'title="sampled by the weights of version 6">&lt;</span>' in page
+    # Of more versions than there are colours, the newest have one of their own.
+    classes = re.findall(r'class="by by(\d)" title="[^"]*version (\d+)"', page)
+    assert classes == [
+        ("0", "3"), ("0", "4"), ("0", "5"), ("0", "6"),
+        ("1", "7"), ("2", "8"), ("3", "9"), ("4", "10"), ("5", "11"),
+    ]  # fmt: skip
+    assert "trajectory 12: reward 0.500, trained, by weights of" in page
+
+
+def test_a_run_that_goes_on_is_told_as_one(whole_run: Path) -> None:
+    (whole_run / "summary.json").unlink()
+    file = LiveFile(whole_run / "live.json")
+    file.starting("up")
+    page = page_of(whole_run)
+    assert '<span class="badge running">' in page
+    assert "is missing" not in page
+    assert "the run goes on; figures are worked out from its journal" in page
+    file.close()
+    assert '<span class="badge interrupted">' in page_of(whole_run)
+
+
+def test_a_page_can_be_written_elsewhere(whole_run: Path, tmp_path_factory: Any) -> None:
+    before = sorted(whole_run.rglob("*"))
+    target = tmp_path_factory.mktemp("target")
+    assert write_run_report(whole_run, target=target) == target / "report.html"
+    assert sorted(whole_run.rglob("*")) == before
+    assert (target / "plots" / "reward.png").exists()
 
 
 def test_a_failed_run_says_why_first(whole_run: Path, summary: dict[str, Any]) -> None:

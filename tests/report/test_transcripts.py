@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import load_dataset
 
 from colocate.report.transcripts import (
+    TextSpan,
     TrajectorySample,
     Turn,
     format_transcript,
+    read_transcripts,
     write_transcripts,
 )
 
@@ -46,7 +50,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     first, second = pq.read_table(path).to_pylist()
     assert first["logprobs"] == [0.0, -0.1234567890123, -1e-9]
     assert first["versions"] == [-1, 11, 12]
-    assert first["turns"][2] == {"speaker": "environment", "text": "low\n"}
+    assert first["turns"][2] == {"speaker": "environment", "text": "low\n", "spans": []}
     assert second["reward"] is None
 
 
@@ -91,3 +95,32 @@ def test_a_model_cannot_steer_the_terminal() -> None:
     text = format_transcript(sample(turns=[Turn("agent", "\x1b[2Jgone\r")]))
     assert "\x1b" not in text
     assert "\\x1b[2Jgone\\r" in text
+
+
+def test_a_text_comes_in_pieces_of_one_version_each() -> None:
+    turn = Turn("agent", "one two", [TextSpan(3, 4), TextSpan(4, 3)])
+    assert list(turn.pieces()) == [("one ", 3), ("two", 4)]
+    assert list(Turn("environment", "low").pieces()) == [("low", None)]
+    assert list(Turn("agent", "").pieces()) == [("", None)]
+
+
+def test_spans_survive_the_file_and_old_files_have_none(tmp_path: Path) -> None:
+    turns = [Turn("prompt", "0-9?"), Turn("agent", "47", [TextSpan(11, 1), TextSpan(12, 1)])]
+    path = write_transcripts(tmp_path, 1, [sample(turns=turns)])
+    (read,) = read_transcripts(path)
+    assert [list(turn.pieces()) for turn in read.turns] == [list(turn.pieces()) for turn in turns]
+    rows = pq.read_table(path).to_pylist()
+    for turn in rows[0]["turns"]:
+        del turn["spans"]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    (old,) = read_transcripts(path)
+    assert [list(turn.pieces()) for turn in old.turns] == [[("0-9?", None)], [("47", None)]]
+
+
+def test_transcripts_load_as_a_data_set(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write_transcripts(tmp_path / "trajectories", step, [sample(step=step)])
+    files = str(tmp_path / "trajectories" / "*.parquet")
+    rows = load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))["train"]
+    assert rows["step"] == [1, 2]
+    assert rows[0]["turns"][1]["text"] == "4\n"

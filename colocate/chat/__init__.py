@@ -1,0 +1,1 @@
+"""``colocate chat``: a run's trained model, to talk to and to watch in the run's environment."""
