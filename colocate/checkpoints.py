@@ -58,6 +58,7 @@ class FolderCheckpoints:
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._resume_from = resume_from
+        self._saved: set[Version] = set()
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
         """Writes the trainer and the run's state; drops the oldest checkpoints beyond ``keep``.
@@ -65,30 +66,37 @@ class FolderCheckpoints:
         Raises:
             ValueError: where a content is not what the buffer knows; nothing was written.
         """
-        whole = self._folder / f"step_{state.version:06d}"
+        whole = self._folder / _name_of(state.version)
         partial = self._folder / f".partial-{whole.name}"
         await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
         await asyncio.to_thread(write_state, partial, state)
         await trainer.save(partial / _TRAINER)
         await asyncio.to_thread(_commit, partial, whole, self._journal)
+        self._saved.add(state.version)
         # The one just written stays, also where a resume from an older one left newer ones.
         others = [path for path in list_checkpoints(self._folder) if path != whole]
         for old in others[: max(0, len(others) - self._keep + 1)]:
             await asyncio.to_thread(shutil.rmtree, old)
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
-        """Reads the checkpoint that the run resumes from.
+        """Reads the checkpoint that the run resumes from, or one that it has written since.
 
         Raises:
             CheckpointError: where the trainer's files are of another version than its state.
         """
-        assert self._resume_from is not None
-        restored = await trainer.restore(self._resume_from / _TRAINER)
+        checkpoint = self._folder / _name_of(version)
+        if version not in self._saved:
+            assert self._resume_from is not None
+            checkpoint = self._resume_from
+        restored = await trainer.restore(checkpoint / _TRAINER)
         if restored != version:
             raise CheckpointError(
-                f"{self._resume_from}: its trainer is at version {restored}, its state says "
-                f"{version}"
+                f"{checkpoint}: its trainer is at version {restored}, its state says {version}"
             )
+
+
+def _name_of(version: Version) -> str:
+    return f"step_{version:06d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -539,6 +539,14 @@ class SupervisionConfig(Section):
         600.0, description="A rollout in which nothing happens for so long ends the run."
     )
     grace_s: PositiveFloat = Field(20.0, description="For an orderly end after a signal.")
+    max_restarts: NonNegativeInt = Field(
+        3,
+        description="How often an engine or a trainer that died, or did not answer by its "
+        "deadline, is started anew within `restart_window_s` before the run ends; 0: never.",
+    )
+    restart_window_s: PositiveFloat = Field(
+        21600.0, description="The window in which restarts are counted together."
+    )
 
 
 class LoggerConfig(Section):

@@ -16,7 +16,7 @@ from colocate.core.trajectory import State
 from colocate.core.types import MemorySample
 from colocate.ports import StepReport, TrainingBatch, TrainingSample
 from colocate.report.display import RunDisplay
-from colocate.report.records import MetricsWriter
+from colocate.report.records import MetricsWriter, keep_steps
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.trace import TraceWriter
 from colocate.report.transcripts import (
@@ -46,7 +46,8 @@ class Recorder:
         self._config = config
         self._run_dir = run_dir
         self._display = display
-        self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
+        self._metrics_path = run_dir / "metrics.jsonl"
+        self._metrics = MetricsWriter(self._metrics_path)
         self._trace = TraceWriter(run_dir / "trace.json")
         self._phase = Phase.STARTING
         self._phase_since_s = 0.0
@@ -71,8 +72,11 @@ class Recorder:
         if changed:
             self._trace.phase(str(self._phase), self._phase_since_s, event.time_s)
             self._phase, self._phase_since_s = scheduler.phase, event.time_s
-        if isinstance(event, ev.BatchTrained):
+        if isinstance(event, ev.BatchTrained) and actions:
             self._write_metrics(event, scheduler)
+        for action in actions:
+            if isinstance(action, act.RollBack):
+                self._go_back(action, scheduler)
         if changed or event.time_s - self._shown_s >= REFRESH_S:
             self._shown_s = event.time_s
             if self._phase is not Phase.STARTING:
@@ -150,6 +154,10 @@ class Recorder:
                 self._trace.instant("stop requested", event.time_s, {"signal": event.signal})
             case ev.Faulted():
                 self._trace.instant("fault", event.time_s, {"error": event.error})
+            case ev.EngineLost():
+                self._trace.instant("engine lost", event.time_s, {"error": event.error})
+            case ev.TrainerLost():
+                self._trace.instant("trainer lost", event.time_s, {"error": event.error})
             case _:
                 pass
         for action in actions:
@@ -170,12 +178,20 @@ class Recorder:
                 "time_s": event.time_s,
                 "batch": event.batch,
                 "swaps": scheduler.books.swaps,
+                "process_restarts": scheduler.recovery.restarts.numbers.total(),
                 **event.metrics,
                 **self._reward_parts,
                 **self._redundancy(event, scheduler),
                 **scheduler.books.groups.of_last_step,
             }
         )
+
+    def _go_back(self, action: act.RollBack, scheduler: Scheduler) -> None:
+        """Steps that are abandoned will be taken again; their lines must not stand twice."""
+        self._metrics.close()
+        keep_steps(self._metrics_path, up_to=action.version)
+        self._metrics = MetricsWriter(self._metrics_path)
+        self._spares = scheduler.books.spares.copy()
 
     def _redundancy(self, event: ev.BatchTrained, scheduler: Scheduler) -> dict[str, float]:
         """Lengths of what won and of what was cancelled since the step before."""

@@ -41,7 +41,7 @@ class Closing:
         if not self._has_begun:
             self._has_begun = True
             state, unfinished = self._last_state(action), operations.current
-            operations.operate(self._close_ports(state, unfinished))
+            operations.operate(lambda _: self._close_ports(state, unfinished))
             if run.scheduler.phase is not Phase.FAILED:
                 return  # the scheduler watches its deadline
             limit_s = run.scheduler.settings.phase_timeout_s
@@ -96,4 +96,7 @@ class Closing:
     def _report(self) -> None:
         if not self.is_over.is_set():
             self.is_over.set()
-            self._run.post(PhaseEnded(time_s=self._run.now_s(), phase=Phase.CLOSING))
+            run = self._run
+            run.post(
+                PhaseEnded(time_s=run.now_s(), incarnation=run.incarnation, phase=Phase.CLOSING)
+            )

@@ -69,6 +69,7 @@ class Context:
 
     Attributes:
         origin_s: Where on the loop's clock the run's clock began.
+        incarnation: Recoveries of engine or trainer so far; see ``colocate.core.events.PortEvent``.
         is_blind: Events are no longer recorded: the journal or an observer has failed.
         tasks: Of whatever runs beside the loop; there while the run lasts, as ``floor`` is.
     """
@@ -80,6 +81,7 @@ class Context:
     gate: Gate = field(default_factory=Gate)
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     origin_s: float = 0.0
+    incarnation: int = 0
     is_blind: bool = False
     tasks: asyncio.TaskGroup = field(init=False)
     floor: Floor = field(init=False)

@@ -5,7 +5,8 @@
               +------------------ carry out <----- actions --------+
 
 Everything that runs beside the loop is a task of one TaskGroup. Whatever breaks in one of them
-comes back as ``Faulted``, ends the run through the scheduler, and is its cause.
+comes back as ``Faulted``, ends the run through the scheduler, and is its cause; a process that is
+lost comes back as ``EngineLost`` or ``TrainerLost``, and may be started anew.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from colocate.core.trajectory import ProtocolError
 from colocate.driver.closing import Closing
 from colocate.driver.context import Context, Observer, Ports
 from colocate.driver.gauge import MemoryGauge
+from colocate.driver.lifeline import Lifeline
 from colocate.driver.operations import Operations
 from colocate.driver.saving import Saver
 from colocate.journal import JournalWriter
@@ -71,9 +73,10 @@ class Driver:
             sample_interval_s=sample_interval_s,
             telemetry_interval_s=telemetry_interval_s,
         )
-        saver = Saver(self._run)
-        operations = Operations(self._run, self._gauge, saver)
-        self._closing = Closing(self._run, operations, saver)
+        self._saver = Saver(self._run)
+        self._lifeline = Lifeline(self._run)
+        operations = Operations(self._run, self._gauge, self._saver, self._lifeline)
+        self._closing = Closing(self._run, operations, self._saver)
         self._timers: list[asyncio.TimerHandle] = []
         gate = self._run.gate
         self._carry_out: dict[type[Action], Callable[[Any], None]] = {
@@ -141,6 +144,7 @@ class Driver:
                 learned=origin.learned,
             )
         )
+        self._saver.keep(origin)
         if origin.buffer is not None:
             self._floor.take_up(origin)
             self._run.post(
@@ -150,7 +154,7 @@ class Driver:
     def _make_floor(self, tasks: asyncio.TaskGroup) -> Floor:
         run, ports = self._run, self._run.ports
         desk = Desk(
-            inference=ports.inference,
+            inference=self._lifeline,
             gate=run.gate,
             tokenizer=ports.tokenizer,
             make_environment=ports.make_environment,

@@ -27,6 +27,7 @@ from colocate.preflight import (
     mismatch,
     rewards,
     simulation,
+    supervision,
     trainer,
 )
 from colocate.preflight.table import RULES, Rule
@@ -51,6 +52,7 @@ __all__ = [
     "mismatch",
     "rewards",
     "simulation",
+    "supervision",
     "trainer",
     "validate",
 ]

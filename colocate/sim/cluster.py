@@ -26,6 +26,7 @@ from colocate.core import actions as act
 from colocate.core.actions import Action
 from colocate.core.events import (
     BatchTrained,
+    CheckpointWritten,
     Event,
     MemorySampled,
     PartsReported,
@@ -490,9 +491,13 @@ class Cluster:
         seconds = self._swap.offload_s + self._copy_s(copied)
         if action.checkpoint:
             seconds += self._swap.checkpoint_s
+            self._put(self.now_s + seconds, self._checkpoint_is_whole, action.version)
         if action.expect:
             seconds += self._swap.verify_s
         self._end_phase(Phase.TRAINER_OFFLOADING, seconds, parts=TRAINER_PARTS)
+
+    def _checkpoint_is_whole(self, version: Version) -> None:
+        self._post(CheckpointWritten(time_s=self._time_s, version=version))
 
     def _wake_weights(self, action: act.WakeWeights) -> None:
         copied = self.device.wake_weights()

@@ -23,7 +23,7 @@ from colocate.replay import replay
 from colocate.rollout.content import Content
 from colocate.run_state import RunState
 from colocate.sim.clock import run_virtual
-from colocate.sim.ports import SimEnvironmentSettings, SimTrainer
+from colocate.sim.ports import SimEnvironmentSettings, SimTrainer, sim_folder
 from colocate.sim.run import SimSettings, Simulation
 
 BASE = Settings(
@@ -39,10 +39,11 @@ class FileCheckpoints:
         self.folder = folder
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
+        await trainer.save(sim_folder(state.version))
         write_state(self.folder / f"{len(list(self.folder.iterdir())):03d}", state)
 
     async def restore(self, trainer: SimTrainer, version: int) -> None:
-        assert trainer.version == version
+        assert await trainer.restore(sim_folder(version)) == version
 
     def newest(self) -> RunState:
         return read_state(max(self.folder.iterdir()))
