@@ -6,7 +6,6 @@ says where the two would differ. The invariants are those of ``docs/architecture
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from colocate.core import events as ev
 from colocate.core.audit_memory import MemoryAuditor
 from colocate.core.audit_replay import ReplayAuditor, Trained
 from colocate.core.audit_resumption import Life, ResumptionAuditor
-from colocate.core.audit_rollback import Line, RollbackAuditor, copies
+from colocate.core.audit_rollback import Line, RollbackAuditor
 from colocate.core.phases import Phase
 from colocate.core.settings import Settings
 from colocate.core.types import Ending, FinishReason, GroupId, TrajectoryId
@@ -97,23 +96,23 @@ class Auditor:
         for finding in self._replays.check_kept():
             self._report(*finding)
         if self._rollback.is_to_be_kept(event, actions):
-            self._rollback.keep(event, self._line())
+            self._rollback.keep(event, self._line().copy())
         self.num_events += 1
 
     # Going back
 
     def _line(self) -> Line:
-        """What is known of the surviving line; what an ended trajectory was changes no more."""
+        """What is known of the surviving line."""
         return Line(
-            lives=copies(self._lives),
-            admitted={group: list(members) for group, members in self._admitted.items()},
-            masked_slots=self._masked_slots.copy(),
-            living=self._living.copy(),
-            passed_over=set(self._passed_over),
-            lags=self._lags.copy(),
+            lives=self._lives,
+            admitted=self._admitted,
+            masked_slots=self._masked_slots,
+            living=self._living,
+            passed_over=self._passed_over,
+            lags=self._lags,
             num_batches=self.num_batches,
             version=self._trainer_version,
-            replays=copy.deepcopy(self._replays),
+            replays=self._replays,
         )
 
     def _roll_back(self, action: act.RollBack) -> None:

@@ -33,8 +33,21 @@ class Line:
     version: int
     replays: ReplayAuditor
 
+    def copy(self) -> Line:
+        """Of all that is going to change: the run may come back here once more."""
+        return replace(
+            self,
+            lives=_copies(self.lives),
+            admitted={group: list(members) for group, members in self.admitted.items()},
+            masked_slots=self.masked_slots.copy(),
+            living=self.living.copy(),
+            passed_over=set(self.passed_over),
+            lags=self.lags.copy(),
+            replays=copy.deepcopy(self.replays),
+        )
 
-def copies(lives: Mapping[TrajectoryId, Life]) -> dict[TrajectoryId, Life]:
+
+def _copies(lives: Mapping[TrajectoryId, Life]) -> dict[TrajectoryId, Life]:
     """Copies of those that go on; what an ended one was changes no more."""
     return {
         trajectory: life
@@ -81,7 +94,7 @@ class RollbackAuditor:
         if line is None or line.version != action.version:
             return None
         self._next = None
-        return replace(line, **_fresh(line))
+        return line.copy()
 
     def check(self, action: act.RollBack, lives: Mapping[TrajectoryId, Life]) -> Iterator[str]:
         """What is abandoned, as the action states it; and that its attempt is a new one."""
@@ -99,16 +112,3 @@ class RollbackAuditor:
     def is_known(self, trajectory: TrajectoryId) -> bool:
         """Whether an abandoned line has had a trajectory of this number."""
         return trajectory < self._first_unknown
-
-
-def _fresh(line: Line) -> dict[str, object]:
-    """Copies of all that is going to change: the run may come back here once more."""
-    return {
-        "lives": copies(line.lives),
-        "admitted": {group: list(members) for group, members in line.admitted.items()},
-        "masked_slots": line.masked_slots.copy(),
-        "living": line.living.copy(),
-        "passed_over": set(line.passed_over),
-        "lags": line.lags.copy(),
-        "replays": copy.deepcopy(line.replays),
-    }

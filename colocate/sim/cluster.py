@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, Protocol
 
@@ -97,8 +98,9 @@ class Cluster:
         scripts: ScriptSource | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
-        self.scheduler = Scheduler(settings)
-        self.settings = settings
+        # Nothing is lost here, so nothing need be kept to go back to.
+        self.settings = replace(settings, max_restarts=0)
+        self.scheduler = Scheduler(self.settings)
         self.world = world
         self.fleet = Fleet(world)
         self.device = SimDevice(world.sim.memory)

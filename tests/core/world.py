@@ -286,10 +286,19 @@ class World:
         self.take(ev.TrainerLost(time_s=self._tick(), incarnation=self.incarnation, error="killed"))
 
     def _hang(self, _: int) -> None:
-        assert self._deadline is not None
         self.num_losses -= 1
-        self.time_s = max(self.time_s, self._deadline.at_s)
-        self.take(ev.TimerFired(time_s=self.time_s, timer=self._deadline.timer))
+        self.fire_deadline()
+
+    def fire_deadline(self) -> None:
+        """The present deadline; where time has passed it by, the one that is set in its place."""
+        late = None
+        while self._deadline is not None and self._deadline is not late:
+            late = self._deadline
+            self.time_s = max(self.time_s, late.at_s)
+            is_late = self.time_s > late.at_s
+            self.take(ev.TimerFired(time_s=self.time_s, timer=late.timer))
+            if not is_late:
+                return
 
     def _answer_stale(self, n: int) -> None:
         """What was on its way when a process was lost comes in after it was started anew."""

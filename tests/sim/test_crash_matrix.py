@@ -23,6 +23,8 @@ from colocate.core.swap import Outcome
 from colocate.journal import read_journal
 from colocate.ports import EngineLostError, TrainerLostError
 from colocate.replay import replay
+from colocate.report.ending import run_facts
+from colocate.report.history import read_history
 from colocate.run_state import RunState
 from colocate.sim.clock import VirtualLoop, run_virtual
 from colocate.sim.run import SimSettings, Simulation
@@ -226,6 +228,22 @@ def test_the_table_has_every_cell_and_no_other_end() -> None:
     cells = documented()
     assert set(cells) == set(CELLS)
     assert set(cells.values()) <= {"went on", "went back and on", "resumed"}
+
+
+def test_a_report_of_a_run_that_went_back_tells_of_the_loss_and_of_what_was_abandoned(
+    tmp_path: Path,
+) -> None:
+    simulation, _, _ = live(tmp_path / "a", blow=("rank", "SIGKILL", Phase.TRAINING))
+    history = read_history(read_journal(tmp_path / "a" / "events.jsonl"))
+    abandoned = [each for each in history.endings if each.ending == "abandoned"]
+    assert abandoned
+    kinds = {kind: text for _, kind, text in history.notices}
+    assert "trainer rank 0 died" in kinds["trainer lost"]
+    assert "the run goes back to version" in kinds["warning"]
+    summary = simulation.scheduler.summary()
+    facts = dict(run_facts(summary, []))
+    assert facts["started anew"].startswith("DeepSpeed 1 time; ")
+    assert "most often: trainer: TrainerLostError: trainer rank 0 died" in facts["started anew"]
 
 
 def test_both_lost_at_once_is_a_rollback(tmp_path: Path) -> None:
