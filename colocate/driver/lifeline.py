@@ -21,13 +21,14 @@ class Lifeline:
 
     def __init__(self, context: Context) -> None:
         self._run = context
-        self._pending: set[asyncio.Task[Generation]] = set()
+        # In the order in which they were made, so that like runs are cut alike.
+        self._pending: dict[asyncio.Task[Generation], None] = {}
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Raises what the engine raises, but for ``EngineLostError``: that is posted."""
         incarnation = self._run.incarnation
         call = asyncio.create_task(self._run.ports.inference.generate(request))
-        self._pending.add(call)
+        self._pending[call] = None
         try:
             await asyncio.wait({call})
         except asyncio.CancelledError:
@@ -35,7 +36,7 @@ class Lifeline:
             await asyncio.wait({call})
             raise
         finally:
-            self._pending.discard(call)
+            del self._pending[call]
         if call.cancelled():
             return _aborted(request)
         try:
