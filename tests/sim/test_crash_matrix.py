@@ -20,13 +20,15 @@ from colocate.core.phases import ENDS, Phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.settings import Settings
 from colocate.core.swap import Outcome
+from colocate.core.types import Version
 from colocate.journal import read_journal
-from colocate.ports import EngineLostError, TrainerLostError
+from colocate.ports import EngineLostError, Trainer, TrainerLostError
 from colocate.replay import replay
 from colocate.report.ending import run_facts
 from colocate.report.history import read_history
 from colocate.run_state import RunState
 from colocate.sim.clock import VirtualLoop, run_virtual
+from colocate.sim.ports import SimTrainer, sim_folder
 from colocate.sim.run import SimSettings, Simulation
 from tests.mortality import Mortal
 from tests.sim.test_resumed_runs import WORLD, FileCheckpoints
@@ -52,6 +54,17 @@ CELLS = [(p, s, phase) for p in PROCESSES for s in SIGNALS for phase in PHASES]
 MOMENT_S = 0.005
 """After a phase has begun: a call of it is under way, and none is as short; but for PARKING, which
 the simulated engine ends at once."""
+
+
+class SlowCheckpoints(FileCheckpoints):
+    """The trainer has a part in them, and may be lost in it."""
+
+    async def save(self, trainer: Trainer, state: RunState) -> None:
+        await trainer.save(sim_folder(state.version))
+        await super().save(trainer, state)
+
+    async def restore(self, trainer: SimTrainer, version: int) -> None:
+        assert await trainer.restore(sim_folder(Version(version))) == version
 
 
 class Killed(Exception):
@@ -124,7 +137,7 @@ def live(
     async def main() -> Outcome:
         nonlocal simulation, struck
         simulation = Simulation(SETTINGS, WORLD, run_dir / "events.jsonl", observers)
-        simulation.replace_ports(checkpoints=FileCheckpoints(run_dir / "checkpoints"))
+        simulation.replace_ports(checkpoints=SlowCheckpoints(run_dir / "checkpoints"))
         killed = asyncio.get_running_loop().create_future()
         if blow is not None:
             process, signal, phase = blow

@@ -16,6 +16,7 @@ from colocate.checkpoints import read_state, write_state
 from colocate.core import events as ev
 from colocate.core.events import PromptCursor
 from colocate.core.settings import Settings
+from colocate.core.types import Version
 from colocate.journal import read_journal
 from colocate.ports import Trainer
 from colocate.replay import main as replay_main
@@ -23,7 +24,7 @@ from colocate.replay import replay
 from colocate.rollout.content import Content
 from colocate.run_state import RunState
 from colocate.sim.clock import run_virtual
-from colocate.sim.ports import SimEnvironmentSettings, SimTrainer, sim_folder
+from colocate.sim.ports import SimEnvironmentSettings, SimTrainer
 from colocate.sim.run import SimSettings, Simulation
 
 BASE = Settings(
@@ -39,11 +40,10 @@ class FileCheckpoints:
         self.folder = folder
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
-        await trainer.save(sim_folder(state.version))
         write_state(self.folder / f"{len(list(self.folder.iterdir())):03d}", state)
 
     async def restore(self, trainer: SimTrainer, version: int) -> None:
-        assert await trainer.restore(sim_folder(version)) == version
+        trainer.version = Version(version)
 
     def newest(self) -> RunState:
         return read_state(max(self.folder.iterdir()))
