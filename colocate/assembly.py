@@ -99,6 +99,8 @@ def core_settings(config: RunConfig) -> Settings:
         training_timeout_s=config.supervision.training_timeout_s,
         idle_timeout_s=config.supervision.idle_timeout_s,
         grace_s=config.supervision.grace_s,
+        max_restarts=config.supervision.max_restarts,
+        restart_window_s=config.supervision.restart_window_s,
     )
 
 

@@ -62,6 +62,7 @@ class FolderCheckpoints:
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._resume_from = resume_from
+        self._saved: set[Version] = set()
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
         """Writes the trainer and the run's state; drops the oldest checkpoints beyond ``keep``.
@@ -75,6 +76,7 @@ class FolderCheckpoints:
         await asyncio.to_thread(write_state, partial, state)
         await trainer.save(partial / _TRAINER)
         await asyncio.to_thread(_commit, partial, whole, self._journal)
+        self._saved.add(state.version)
         # The one just written stays, also where a resume from an older one left newer ones.
         kept = {whole, find_best(self._folder)}
         others = [path for path in list_checkpoints(self._folder) if path not in kept]
@@ -86,17 +88,19 @@ class FolderCheckpoints:
         await asyncio.to_thread(name_best, self._folder, version, value, by)
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
-        """Reads the checkpoint that the run resumes from.
+        """Reads the checkpoint that the run resumes from, or one that it has written since.
 
         Raises:
             CheckpointError: where the trainer's files are of another version than its state.
         """
-        assert self._resume_from is not None
-        restored = await trainer.restore(self._resume_from / _TRAINER)
+        checkpoint = _place_of(self._folder, version)
+        if version not in self._saved:
+            assert self._resume_from is not None
+            checkpoint = self._resume_from
+        restored = await trainer.restore(checkpoint / _TRAINER)
         if restored != version:
             raise CheckpointError(
-                f"{self._resume_from}: its trainer is at version {restored}, its state says "
-                f"{version}"
+                f"{checkpoint}: its trainer is at version {restored}, its state says {version}"
             )
 
 

@@ -26,6 +26,14 @@ from colocate.core.types import (
 WakeTag = Literal["weights", "kv_cache"]
 
 
+class EngineLostError(RuntimeError):
+    """A process of the engine has ended by itself: whatever it held is gone. Start a new one."""
+
+
+class TrainerLostError(RuntimeError):
+    """A rank has ended by itself, or its state is unknown: start all anew from a checkpoint."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One request to the engine: continue ``prompt_token_ids``.
@@ -72,8 +80,18 @@ class Generation:
     num_cached_tokens: int = 0
 
 
+class Generator(Protocol):
+    """What trajectories need of an engine."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Runs one request to its end, or to the next park."""
+
+
 class Inference(Protocol):
-    """The generating engine. Only the driver calls it, and only as the scheduler says."""
+    """The generating engine. Only the driver calls it, and only as the scheduler says.
+
+    Any call raises ``EngineLostError`` where a process of the engine has ended by itself.
+    """
 
     async def start(self) -> None:
         """Starts the engine with the weights of ``model.path``, awake, at version 0."""
@@ -117,7 +135,10 @@ class Inference(Protocol):
         """Ids of the engine's live processes, the driver's own left out."""
 
     async def close(self) -> None:
-        """Ends the engine's processes. Safe to call twice, and after a failed start."""
+        """Ends the engine's processes, also such as do not answer.
+
+        Safe to call twice, and after a failed start. It may be started again then.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +229,10 @@ class Publication:
 
 
 class Trainer(Protocol):
-    """The optimizing side: some number of ranks that act as one."""
+    """The optimizing side: some number of ranks that act as one.
+
+    Any call but ``close`` raises ``TrainerLostError`` where a rank has ended by itself.
+    """
 
     async def start(self) -> None:
         """Starts the ranks with the weights of ``model.path``, resident, at version 0."""
@@ -250,7 +274,10 @@ class Trainer(Protocol):
         """Ids of the ranks' live processes."""
 
     async def close(self) -> None:
-        """Ends the ranks. Safe to call twice, and after a failed start."""
+        """Ends the ranks, also such as do not answer.
+
+        Safe to call twice, and after a failed start. It may be started again then.
+        """
 
 
 class WeightTransfer(Protocol):

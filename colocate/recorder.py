@@ -18,7 +18,7 @@ from colocate.loggers.group import LoggerGroup
 from colocate.loggers.names import of_evaluation, of_memory, of_step, of_swap
 from colocate.ports import StepReport, TrainingBatch, TrainingSample
 from colocate.report.display import RunDisplay
-from colocate.report.records import EVALUATIONS, MetricsWriter
+from colocate.report.records import EVALUATIONS, MetricsWriter, keep_steps
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.trace import TraceWriter
 from colocate.report.transcripts import (
@@ -52,7 +52,8 @@ class Recorder:
         self._config = config
         self._run_dir = run_dir
         self._display = display
-        self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
+        self._metrics_path = run_dir / "metrics.jsonl"
+        self._metrics = MetricsWriter(self._metrics_path)
         self._evaluations: MetricsWriter | None = None
         self._evaluated: dict[str, float] = {}
         self._trace = TraceWriter(run_dir / "trace.json")
@@ -80,7 +81,7 @@ class Recorder:
         if changed:
             self._trace.phase(str(self._phase), self._phase_since_s, event.time_s)
             self._phase, self._phase_since_s = scheduler.phase, event.time_s
-        if isinstance(event, ev.BatchTrained):
+        if isinstance(event, ev.BatchTrained) and actions:
             self._write_metrics(event, scheduler)
             if self._memory is not None:
                 self._loggers.log(event.version, of_memory(self._memory))
@@ -89,6 +90,8 @@ class Recorder:
                 self._loggers.log(action.version, of_swap(action))
                 if action.cost_s is not None:
                     self._swap_costs_s.append(action.cost_s)
+            if isinstance(action, act.RollBack):
+                self._go_back(action, scheduler)
         if isinstance(event, ev.EvaluationEnded):
             self._write_evaluation(event)
         if changed or event.time_s - self._shown_s >= REFRESH_S:
@@ -181,6 +184,10 @@ class Recorder:
                 self._trace.instant("stop requested", event.time_s, {"signal": event.signal})
             case ev.Faulted():
                 self._trace.instant("fault", event.time_s, {"error": event.error})
+            case ev.EngineLost():
+                self._trace.instant("engine lost", event.time_s, {"error": event.error})
+            case ev.TrainerLost():
+                self._trace.instant("trainer lost", event.time_s, {"error": event.error})
             case _:
                 pass
         for action in actions:
@@ -200,6 +207,7 @@ class Recorder:
             "time_s": event.time_s,
             "batch": event.batch,
             "swaps": scheduler.books.swaps,
+            "process_restarts": scheduler.recovery.restarts.numbers.total(),
             **event.metrics,
             **self._reward_parts,
             **self._redundancy(event, scheduler),
@@ -225,6 +233,17 @@ class Recorder:
         }
         self._evaluations.write(row)
         self._loggers.log(event.version, of_evaluation(row))
+
+    def _go_back(self, action: act.RollBack, scheduler: Scheduler) -> None:
+        """Steps that are abandoned will be taken again; their lines must not stand twice."""
+        self._metrics.close()
+        keep_steps(self._metrics_path, up_to=action.version)
+        self._metrics = MetricsWriter(self._metrics_path)
+        if self._evaluations is not None:
+            self._evaluations.close()
+            self._evaluations = None
+            keep_steps(self._run_dir / EVALUATIONS, up_to=action.version)
+        self._spares = scheduler.books.spares.copy()
 
     def _redundancy(self, event: ev.BatchTrained, scheduler: Scheduler) -> dict[str, float]:
         """Lengths of what won and of what was cancelled since the step before."""

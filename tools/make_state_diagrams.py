@@ -19,18 +19,27 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 _BLOCK = "<!-- begin {name}: written by tools/make_state_diagrams.py -->\n{body}<!-- end {name} -->"
 
 
+_OF_MOST_PHASES = {
+    Cause.CLOSE: "can be left for closing",
+    Cause.FAULT: "can fail",
+    Cause.ENGINE_LOST: f"is left for {Phase.STARTING} where the engine is lost",
+    Cause.TRAINER_LOST: f"is left for {Phase.STARTING} where the trainer is lost",
+}
+"""Causes that would make a thicket of the diagram."""
+
+
 def phase_diagram() -> str:
     """Mermaid, of the phases; what every phase can do is said once, in a note."""
     edges = [
         (str(a), str(b), str(cause))
         for (a, cause), b in phases.TRANSITIONS.items()
-        if cause not in (Cause.CLOSE, Cause.FAULT)
+        if cause not in _OF_MOST_PHASES
     ]
-    left = {cause: _sources(cause) for cause in (Cause.CLOSE, Cause.FAULT)}
-    note = (
-        f"every phase but {_others(left[Cause.CLOSE])} can be left for closing; "
-        f"every phase but {_others(left[Cause.FAULT])} can fail"
+    notes = (
+        f"every phase but {_others(_sources(cause))} {words}"
+        for cause, words in _OF_MOST_PHASES.items()
     )
+    note = "; ".join(notes)
     lines = [f"    [*] --> {Phase.STARTING}", *_edges(edges)]
     lines += [f"    {end} --> [*]" for end in sorted(phases.ENDS)]
     lines += [f"    note right of {Phase.CLOSING}", f"        {note}", "    end note"]

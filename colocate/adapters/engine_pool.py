@@ -20,7 +20,14 @@ from typing import Any, Protocol, TypeVar
 from colocate.adapters.load_balance import LoadBalancer
 from colocate.adapters.weights import WeightSink
 from colocate.core.types import Part, SleepMode, Version
-from colocate.ports import Generation, GenerationRequest, Inference, WakeTag, WeightBucket
+from colocate.ports import (
+    EngineLostError,
+    Generation,
+    GenerationRequest,
+    Inference,
+    WakeTag,
+    WeightBucket,
+)
 
 SETTLE_S = 5.0
 """For the other engines to end a call after one of them has failed it."""
@@ -70,7 +77,8 @@ class EnginePool:
                     error.add_note(str(leftover))
                 if not isinstance(error, Exception):
                     raise
-                raise RuntimeError(f"start: {self._name(index)}: {error}") from error
+                kind = EngineLostError if isinstance(error, EngineLostError) else RuntimeError
+                raise kind(f"start: {self._name(index)}: {error}") from error
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Runs the request on the engine that ``load_balance`` names.
@@ -206,6 +214,8 @@ class EnginePool:
         Raises:
             RuntimeError: names each engine that failed. Those that had not answered some time
                 after the first failure were cancelled, or a hanging engine would hide why.
+            EngineLostError: likewise, where one of them is lost: the pool is closed and started as
+                a whole then.
         """
         tasks = [asyncio.ensure_future(call(engine)) for engine in self._engines]
         try:
@@ -233,7 +243,9 @@ class EnginePool:
             )
             for index, error in failed.items()
         )
-        raise RuntimeError(f"{operation}: {told}") from (causes[0] if causes else None)
+        is_lost = any(isinstance(cause, EngineLostError) for cause in causes)
+        error = EngineLostError if is_lost else RuntimeError
+        raise error(f"{operation}: {told}") from (causes[0] if causes else None)
 
     def _name(self, index: int) -> str:
         return f"engine {index} of {len(self._engines)}"

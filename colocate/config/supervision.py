@@ -1,10 +1,10 @@
-"""Deadlines."""
+"""Deadlines, and what is started anew."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from colocate.config.types import PositiveFloat, Section
+from colocate.config.types import NonNegativeInt, PositiveFloat, Section
 
 
 class SupervisionConfig(Section):
@@ -15,3 +15,11 @@ class SupervisionConfig(Section):
         600.0, description="A rollout in which nothing happens for so long ends the run."
     )
     grace_s: PositiveFloat = Field(20.0, description="For an orderly end after a signal.")
+    max_restarts: NonNegativeInt = Field(
+        3,
+        description="How often an engine or a trainer that died, or did not answer by its "
+        "deadline, is started anew within `restart_window_s` before the run ends; 0: never.",
+    )
+    restart_window_s: PositiveFloat = Field(
+        21600.0, description="The window in which restarts are counted together."
+    )

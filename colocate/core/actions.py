@@ -233,6 +233,31 @@ class CloseSwap(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RollBack(Action):
+    """Abandon all that came after a checkpoint, and go back to what it holds.
+
+    ``StartPorts`` follows in the same line, and so does ``ResumeTrajectory`` for each trajectory
+    that is unfinished again. Before the first checkpoint of a life the run goes back to that
+    life's beginning.
+
+    Attributes:
+        version: The checkpoint's; the run's origin's where there is none since.
+        attempt: That every trajectory which is resident again now has; none had it before.
+        steps, trajectories, tokens: What is abandoned: training steps, trajectories that the
+            checkpoint does not know, tokens that were sampled since.
+        reason: What the trainer was lost to.
+    """
+
+    version: Version
+    incarnation: int
+    attempt: int
+    steps: int
+    trajectories: int
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseAction(Action):
     pass
 
@@ -242,10 +267,25 @@ class StartPorts(PhaseAction):
     """Start trainer and engine; restore the trainer where ``version`` is above 0.
 
     ``expect``: have the restored trainer score what ``WakeKv.verify`` will compare.
+    ``incarnation`` above 0: end what is left of the trainer and the engine before, and leave the
+    engine parked.
     """
 
     version: Version
     expect: bool = False
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEngine(PhaseAction):
+    """End what is left of the engine, offload these parts of the trainer, start a new engine.
+
+    It is left parked: its weights are those of no version that may be served. Every request that
+    the old one had comes back as aborted.
+    """
+
+    incarnation: int
+    offload: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,11 @@ class PromptStream:
         """Before any others, in the order of the stream."""
         self._again = deque(sorted({*self._again, *positions}))
 
+    def go_back(self, cursor: PromptCursor) -> None:
+        """Stands where it stood: what was drawn since is drawn again."""
+        self._next = cursor.next_position
+        self._again = deque(sorted(cursor.pending))
+
     @property
     def cursor(self) -> PromptCursor:
         """What a checkpoint must know, beside the groups that are resident."""
@@ -95,7 +100,7 @@ class RequestQueue:
 
     def submit(self, trajectory: Trajectory) -> str:
         """Names and counts the trajectory's next request."""
-        request = f"{trajectory.id}.{trajectory.num_requests}"
+        request = f"{trajectory.id}.{trajectory.attempt}.{trajectory.num_requests}"
         trajectory.num_requests += 1
         trajectory.request = request
         self._inflight[request] = trajectory.id
@@ -103,6 +108,11 @@ class RequestQueue:
 
     def end(self, request: str) -> None:
         del self._inflight[request]
+
+    def give_up_all(self) -> None:
+        """Nobody waits for anything any more."""
+        self._waiting.clear()
+        self._inflight.clear()
 
     def give_up(self, request: str) -> None:
         """Its answer is no longer wanted; it may have been given up before."""

@@ -17,6 +17,7 @@ from colocate.core.audit_evaluation import EvaluationAuditor
 from colocate.core.audit_memory import MemoryAuditor
 from colocate.core.audit_replay import ReplayAuditor, Trained
 from colocate.core.audit_resumption import Life, ResumptionAuditor
+from colocate.core.audit_rollback import Line, RollbackAuditor
 from colocate.core.phases import Phase
 from colocate.core.settings import Settings
 from colocate.core.types import Ending, FinishReason, GroupId, TrajectoryId
@@ -51,6 +52,9 @@ class Auditor:
         self._evaluations = EvaluationAuditor()
         self._replays = ReplayAuditor()
         self._resumption = ResumptionAuditor()
+        self._rollback = RollbackAuditor()
+        self._incarnation = 0
+        self._awaits_weights = False
         self._masked_slots: Counter[GroupId] = Counter()
         self._living: Counter[GroupId] = Counter()
         self._passed_over: set[GroupId] = set()
@@ -74,10 +78,16 @@ class Auditor:
         return {str(lag): count for lag, count in sorted(self._lags.items())}
 
     def feed(self, event: ev.Event, actions: Sequence[act.Action]) -> None:
+        if isinstance(event, ev.PortEvent) and event.incarnation != self._incarnation:
+            if actions:
+                self._report("exactly once", f"{type(event).__name__} of a lost process was used")
+            self.num_events += 1
+            return
         self._check_event(event)
         self._memory.see_event(event)
         for finding in self._evaluations.check_event(event):
             self._report(*finding)
+        self._rollback.see_event(event)
         for action in actions:
             self._check_action(action)
             for finding in self._evaluations.check_action(action, self._engine_version):
@@ -91,7 +101,48 @@ class Auditor:
         self._check_limits()
         for finding in self._replays.check_kept():
             self._report(*finding)
+        if self._rollback.is_to_be_kept(event, actions):
+            self._rollback.keep(event, self._line().copy())
         self.num_events += 1
+
+    # Going back
+
+    def _line(self) -> Line:
+        """What is known of the surviving line."""
+        return Line(
+            lives=self._lives,
+            admitted=self._admitted,
+            masked_slots=self._masked_slots,
+            living=self._living,
+            passed_over=self._passed_over,
+            lags=self._lags,
+            num_batches=self.num_batches,
+            version=self._trainer_version,
+            replays=self._replays,
+        )
+
+    def _roll_back(self, action: act.RollBack) -> None:
+        line = self._rollback.go_back(action)
+        if line is None:
+            self._report("exactly once", f"there is no version {action.version} to go back to")
+            return
+        for message in self._rollback.check(action, self._lives):
+            self._report("conservation", message)
+        self._lives = line.lives
+        self._admitted = defaultdict(list, line.admitted)
+        self._masked_slots, self._living = line.masked_slots, line.living
+        self._passed_over, self._lags = line.passed_over, line.lags
+        self.num_batches, self._replays = line.num_batches, line.replays
+        self._trainer_version = self._engine_version = line.version
+        self._incarnation = action.incarnation
+        self._awaits_weights = True
+        self._inflight.clear()
+        self._training = None
+        self._may_submit = self._may_generate = False
+        for life in self._lives.values():
+            if life.ending is None:
+                life.attempt = action.attempt
+        self._resumption.expect(self._lives)
 
     def _report(self, invariant: str, message: str) -> None:
         self.violations.append(Violation(self.num_events, invariant, message))
@@ -146,7 +197,8 @@ class Auditor:
     def _live(self, trajectory: TrajectoryId, attempt: int) -> Life | None:
         life = self._lives.get(trajectory)
         if life is None:
-            self._report("conservation", f"trajectory {trajectory} was never admitted")
+            if not self._rollback.is_known(trajectory):
+                self._report("conservation", f"trajectory {trajectory} was never admitted")
             return None
         return life if life.ending is None and life.attempt == attempt else None
 
@@ -196,7 +248,9 @@ class Auditor:
                     f"{self._trainer_version}",
                 )
             self._engine_version = event.version
-        is_fresh = event.phase is Phase.STARTING and self._engine_version == 0
+            self._awaits_weights = False
+        begins = event.phase is Phase.STARTING and not self._incarnation
+        is_fresh = begins and self._engine_version == 0
         if event.phase is Phase.KV_WAKING or is_fresh:
             self._may_submit = self._may_generate = True
 
@@ -236,6 +290,8 @@ class Auditor:
             case act.SubmitRequest():
                 if not self._may_submit:
                     self._report("exclusion", f"request {action.request} passed a closed gate")
+                if self._awaits_weights:
+                    self._report("exclusion", f"request {action.request} met no version's weights")
                 if action.request in self._inflight:
                     self._report("exactly once", f"request {action.request} was made twice")
                 self._inflight[action.request] = action.trajectory
@@ -248,6 +304,13 @@ class Auditor:
                     self._report(*finding)
             case act.Park():
                 self._may_submit = False
+            case act.StartEngine():
+                # Requests in flight come back as aborted before anything else happens.
+                self._may_submit = False
+                self._awaits_weights = True
+                self._incarnation = action.incarnation
+            case act.RollBack():
+                self._roll_back(action)
             case act.Sleep() | act.LoadTrainer() | act.WakeWeights() | act.Publish():
                 self._close_gate()
             case act.Train():
@@ -264,7 +327,7 @@ class Auditor:
     def _started(self, action: act.StartTrajectory) -> None:
         known = self._lives.get(action.trajectory)
         if action.attempt == 0:
-            if known is not None:
+            if known is not None or self._rollback.is_known(action.trajectory):
                 self._report("conservation", f"trajectory {action.trajectory} admitted twice")
             self._admitted[action.group].append(action.trajectory)
             self._lives[action.trajectory] = Life(group=action.group)

@@ -22,6 +22,9 @@ class MemoryAuditor:
 
     def see_event(self, event: ev.Event) -> None:
         match event:
+            case ev.PhaseEnded(phase=Phase.STARTING):
+                self._trainer_without = TRAINER_PARTS
+                self._engine_without = self._leaving = frozenset()
             case ev.PhaseEnded(phase=Phase.TRAINER_WAKING):
                 self._trainer_without = frozenset()
             case ev.PhaseEnded(phase=Phase.TRAINER_OFFLOADING | Phase.PUBLISHING) | ev.Relieved():
@@ -46,6 +49,13 @@ class MemoryAuditor:
                 self._leaving = frozenset(parts)
             case act.OffloadTrainer(parts=parts) | act.Publish(offload=parts):
                 self._leaving = frozenset(parts)
+            case act.StartEngine(offload=parts):
+                self._leaving = frozenset(parts)
+                staying = TRAINER_PARTS - self._trainer_without - self._leaving
+                if staying:
+                    yield f"an engine starts while {sorted(staying)} of the trainer are there"
+            case act.RollBack():
+                self._plan = None
             case act.LoadTrainer() | act.Train():
                 yield from self._check_trainer_comes()
             case act.WakeKv():

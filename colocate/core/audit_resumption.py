@@ -7,7 +7,7 @@ of the journal: nothing is lost on the way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from colocate.core import actions as act
@@ -58,6 +58,14 @@ class ResumptionAuditor:
         }
         self._open = {t: life.attempt for t, life in lives.items() if not life.finished}
         return lives
+
+    def expect(self, lives: Mapping[TrajectoryId, Life]) -> None:
+        """After a rollback: whoever is unfinished again is to be resumed in the same line."""
+        self._open = {
+            trajectory: life.attempt
+            for trajectory, life in lives.items()
+            if life.ending is None and not life.finished
+        }
 
     def check_action(self, action: act.Action) -> Iterator[str]:
         match action:

@@ -5,9 +5,10 @@ The scheduler enters; ``summary`` is the part of ``summary.json`` that follows f
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from colocate.core import staleness
@@ -23,6 +24,11 @@ MAX_REASONS = 500
 """Told apart; an environment's errors may differ each time, and a run may last for weeks."""
 
 OTHER_REASONS = "others, each in events.jsonl"
+
+_NOT_UNDONE = frozenset(
+    {"bound", "evaluations", "late_events", "phase_s", "taken_back", "warnings", "_swap_windows"}
+)
+"""What a rollback leaves as it is: time has passed, and people were told."""
 
 
 @dataclass(slots=True)
@@ -54,6 +60,7 @@ class Books:
     replayed: int = 0
     replay_lags: Counter[int] = field(default_factory=Counter)
     resumed: ResumedTally = field(default_factory=ResumedTally)
+    taken_back: ResumedTally = field(default_factory=ResumedTally)
     groups: GroupTally = field(default_factory=GroupTally)
     evaluations: EvaluationTally = field(default_factory=EvaluationTally)
     phase_s: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
@@ -65,8 +72,9 @@ class Books:
         if entered is Phase.PARKING:
             self._swap_windows.append((time_s, None))
         elif left is Phase.KV_WAKING and self._swap_windows:
-            started_s, _ = self._swap_windows[-1]
-            self._swap_windows[-1] = (started_s, time_s)
+            started_s, ended_s = self._swap_windows[-1]
+            # An engine that was lost in the rollout wakes with no swap under way.
+            self._swap_windows[-1] = (started_s, time_s if ended_s is None else ended_s)
 
     def environment(self, busy_s: float, time_s: float, *, is_step: bool) -> None:
         """An environment was busy for ``busy_s`` up to ``time_s``; part of it under a swap."""
@@ -134,6 +142,12 @@ class Books:
         for span in (span for replay in replays for span in replay.spans):
             self.replay_lags[staleness.lag(version, span.version)] += span.length
         self.groups.train(rewards, [replay.replaced for replay in replays])
+
+    def roll_back(self, kept: Books) -> None:
+        """Becomes a copy of what the books were: what was entered since never came to count."""
+        for each in fields(self):
+            if each.name not in _NOT_UNDONE:
+                setattr(self, each.name, copy.deepcopy(getattr(kept, each.name)))
 
     def summary(self, num_resident: int) -> dict[str, Any]:
         """The keys of ``summary.json`` that the books know, in its own shape."""

@@ -122,6 +122,14 @@ class Buffer(Residents):
         self._leases = {lease.batch: Lease.revive(lease, replays) for lease in record.leases}
         self._next_batch = record.next_batch
 
+    def go_back(self, record: ResidentsRecord, replays: ReplayBuffer) -> None:
+        """As ``restore``, but no number is ever given twice, of trajectories or of batches."""
+        numbers = self._next_trajectory, self._next_batch
+        self.restore(record, replays)
+        self._next_trajectory, self._next_batch = map(
+            max, numbers, (self._next_trajectory, self._next_batch)
+        )
+
     def return_leases(self, time_s: float) -> list[Lease]:
         """Takes back batches that will not be acknowledged; their groups can be leased again."""
         returned = list(self._leases.values())

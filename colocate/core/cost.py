@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from colocate.core.actions import Action, AdoptPlan, CloseSwap, Train
+from colocate.core.buffer_snapshot import BufferSnapshot
 from colocate.core.estimates import Estimate, RobustLine
-from colocate.core.events import BatchTrained, Event, PartsReported, PhaseEnded
+from colocate.core.events import BatchTrained, Event, PartsReported, PhaseEnded, Restored
 from colocate.core.memory import EVICTED
 from colocate.core.phases import SWAP, Phase
 from colocate.core.types import TRAINER_PARTS, Part
@@ -220,6 +221,11 @@ class CostModel:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ValueError(f"no snapshot of a cost model: {error!r}") from error
         vars(self).update(vars(whole))
+
+    def take_up(self, buffer: BufferSnapshot, time_s: float) -> None:
+        """After a rollback: what was learned stays; these are the trajectories that are there."""
+        self.restore(self.snapshot())
+        self.workload.learn(Restored(time_s=time_s, buffer=buffer))
 
     # Inside
 

@@ -73,7 +73,8 @@ class Evaluations:
 
     def begin(self, version: Version, time_s: float) -> list[Action]:
         """Begins an evaluation where one is due."""
-        if not self.is_due(version):
+        # One that was cut has still to be told of, and is not mixed up with another of its version.
+        if not self.is_due(version) or version in self._cut:
             return []
         self._last = version
         self._running = _Running(version, time_s)
@@ -166,6 +167,12 @@ class Evaluations:
         if value is None:
             return []
         return [RateCheckpoint(version=event.version, value=value, by=f"eval/{LEADING}")]
+
+    def go_back(self, version: Version) -> list[Action]:
+        """The run goes back to a version: what is taken again is evaluated again."""
+        if self._last is not None and self._last > version:
+            self._last = version
+        return self.cut("the trainer was lost")
 
     def is_overdue(self, timer: str) -> bool:
         return self._running is not None and timer == _deadline_of(self._running.version)

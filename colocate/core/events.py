@@ -35,6 +35,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortEvent(Event):
+    """An answer of engine or trainer, or word of them.
+
+    ``incarnation`` is the number of recoveries before what it answers was begun. What comes of an
+    earlier incarnation than the present one was given up: it is counted as late, and not used.
+    """
+
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCursor:
     """Where the prompt stream stands: what comes next, and what is to be drawn once more first."""
 
@@ -81,7 +92,7 @@ class Restored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseEnded(Event):
+class PhaseEnded(PortEvent):
     """The action of a phase has been carried out.
 
     Attributes:
@@ -99,14 +110,14 @@ class PhaseEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartsReported(Event):
+class PartsReported(PortEvent):
     """What the trainer holds with everything on the device, before its first offload."""
 
     held: Mapping[Part, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relieved(Event):
+class Relieved(PortEvent):
     """The answer to ``Relieve``: the remedy has been applied."""
 
     remedy: Remedy
@@ -122,7 +133,28 @@ class Faulted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySampled(Event):
+class CheckpointWritten(PortEvent):
+    """The checkpoint that ``OffloadTrainer`` asked for is whole: a rollback goes back to it."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLost(PortEvent):
+    """A process of the engine has ended, and with it all that the engine held."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLost(PortEvent):
+    """A trainer's rank has ended, and with it the state that the ranks held together."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySampled(PortEvent):
     """The answer to ``SampleMemory``."""
 
     memory: MemorySample
@@ -235,7 +267,7 @@ class TrajectoryLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTrained(Event):
+class BatchTrained(PortEvent):
     """The trainer acknowledges a batch.
 
     Attributes:

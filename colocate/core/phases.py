@@ -33,6 +33,8 @@ class Cause(StrEnum):
     DONE = "done"
     RESUMED = "resumed"
     SWAP_DUE = "swap due"
+    ENGINE_LOST = "engine lost"
+    TRAINER_LOST = "trainer lost"
     CLOSE = "close"
     FAULT = "fault"
 
@@ -60,6 +62,16 @@ TRANSITIONS: dict[tuple[Phase, Cause], Phase] = {
     (Phase.KV_WAKING, Cause.DONE): Phase.ROLLOUT,
     **{
         (phase, Cause.CLOSE): Phase.CLOSING
+        for phase in Phase
+        if phase not in ENDS and phase is not Phase.CLOSING
+    },
+    **{
+        (phase, Cause.ENGINE_LOST): Phase.STARTING
+        for phase in Phase
+        if phase not in (*ENDS, Phase.CLOSING, Phase.TRAINER_WAKING, Phase.TRAINING)
+    },
+    **{
+        (phase, Cause.TRAINER_LOST): Phase.STARTING
         for phase in Phase
         if phase not in ENDS and phase is not Phase.CLOSING
     },

@@ -118,6 +118,24 @@ class Residency:
     def weights_are_asleep(self) -> bool:
         return Part.WEIGHTS in EVICTED[self.mode]
 
+    # What is lost
+
+    def lose_engine(self) -> tuple[Part, ...]:
+        """A new engine is to be started: returns what must leave before of the trainer.
+
+        An engine takes all of its memory when it starts, whatever the plan had let stay beside it.
+        """
+        staying = ordered(TRAINER_PARTS - self.evicted)
+        self.evicted = TRAINER_PARTS
+        self.mode = SleepMode.PAUSE
+        self._offload_s = None
+        return staying
+
+    def lose_everything(self) -> None:
+        """Trainer and engine are to be started anew, one after the other, as in the beginning."""
+        self.lose_engine()
+        self.plan = EVERYTHING
+
     # What comes in
 
     def enter(self, phase: Phase, time_s: float) -> None:

@@ -39,6 +39,8 @@ from colocate.core.buffer_snapshot import BufferSnapshot
 from colocate.core.cost import CostModel
 from colocate.core.events import (
     BatchTrained,
+    CheckpointWritten,
+    EngineLost,
     EpisodeNotResumed,
     EpisodeResumed,
     EvaluationEnded,
@@ -49,6 +51,7 @@ from colocate.core.events import (
     MemorySampled,
     PartsReported,
     PhaseEnded,
+    PortEvent,
     PromptCursor,
     Relieved,
     RequestEnded,
@@ -56,6 +59,7 @@ from colocate.core.events import (
     RunStarted,
     StopRequested,
     TimerFired,
+    TrainerLost,
     TrajectoryFinished,
     TrajectoryLost,
     TurnReady,
@@ -64,8 +68,10 @@ from colocate.core.flat_groups import FlatGroupFilter
 from colocate.core.loss_cap import LossCap
 from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
+from colocate.core.recovery import Recovery
+from colocate.core.resumed_tally import ResumedTally
 from colocate.core.settings import Settings
-from colocate.core.swap import Swapper
+from colocate.core.swap_recovery import RecoverableSwapper
 from colocate.core.trajectory import ProtocolError, State, Trajectory, Trigger
 from colocate.core.types import Ending, FinishReason, TrajectoryId
 
@@ -110,7 +116,12 @@ class Scheduler:
         )
         self.requests = RequestQueue(settings.max_requests)
         self.costs = CostModel()
-        self.swapper = Swapper(settings, self.buffer, self.requests, self.books, self.costs)
+        self.swapper = RecoverableSwapper(
+            settings, self.buffer, self.requests, self.books, self.costs
+        )
+        self.recovery = Recovery(
+            settings, self.swapper, self.buffer, self.requests, self.books, self.costs
+        )
         self._loss_cap = LossCap(settings.max_filtered_fraction)
         self._barren_groups = BarrenGroups(settings.max_barren_groups)
         self._flat_groups = FlatGroupFilter(settings, self.buffer, self.books)
@@ -132,7 +143,10 @@ class Scheduler:
             EvaluationTurnReady: self._evaluation_turn_ready,
             EvaluationRequestEnded: self._evaluation_request_ended,
             EvaluationEnded: self.swapper.evaluation_ended,
-            TimerFired: self.swapper.timer_fired,
+            CheckpointWritten: self.recovery.checkpoint_written,
+            EngineLost: self.recovery.engine_lost,
+            TrainerLost: self.recovery.trainer_lost,
+            TimerFired: self._timer_fired,
             StopRequested: self.swapper.stop_requested,
             Faulted: self.swapper.faulted,
         }
@@ -163,6 +177,7 @@ class Scheduler:
             further = self._go_on(event)
             self.costs.follow(further, event.time_s)
             actions += further
+        self.recovery.observe(event, actions)
         return actions
 
     def summary(self) -> dict[str, Any]:
@@ -181,6 +196,7 @@ class Scheduler:
                 "trainer_peak": ledger.trainer_peak,
                 "ledger": ledger.table(),
             },
+            "recoveries": self.recovery.summary(),
             "warnings": list(self.books.warnings),
         }
 
@@ -198,10 +214,13 @@ class Scheduler:
     def _comes_too_late(self, event: Event) -> bool:
         """A run that closes heeds no work any more, nor a phase that it did not wait for.
 
-        What an evaluation has found, cut as it may be, is heeded as long as there is a run.
+        Nor does anybody heed what engine or trainer answered before they were started anew. What
+        an evaluation has found, cut as it may be, is heeded as long as there is a run.
         """
         if isinstance(event, EvaluationEnded):
             return self.phase is Phase.CLOSED
+        if isinstance(event, PortEvent) and event.incarnation != self.swapper.incarnation:
+            return True
         if self.phase is not Phase.CLOSING:
             return self.phase in ENDS
         if isinstance(event, PhaseEnded):
@@ -267,7 +286,7 @@ class Scheduler:
     # A run's beginning
 
     def _run_started(self, event: RunStarted) -> list[Action]:
-        self._prompts = PromptStream(event.cursor)
+        self._prompts = self.recovery.prompts = PromptStream(event.cursor)
         actions = self.swapper.start(event)
         if event.learned is not None:
             try:
@@ -294,6 +313,18 @@ class Scheduler:
         self._prompts.draw_again(given_up)
         return actions
 
+    def _timer_fired(self, event: TimerFired) -> list[Action]:
+        if (again := self.swapper.stood_still(event)) is not None:
+            return again
+        if silent := self.swapper.hangs(event):
+            return self.recovery.lose(*silent, event.time_s)
+        return self.swapper.timer_fired(event)
+
+    @property
+    def _taken_up(self) -> ResumedTally:
+        """Where episodes that are resumed are counted: by what they are resumed from."""
+        return self.books.taken_back if self.recovery.num_rollbacks else self.books.resumed
+
     def _episode_resumed(self, event: EpisodeResumed) -> list[Action]:
         trajectory = self._current(event.trajectory, event.attempt)
         if trajectory is None:
@@ -301,7 +332,7 @@ class Scheduler:
         if trajectory.state is not State.ACTING:
             raise ProtocolError(f"there is nothing to resume. {trajectory.tell()}")
         self._check_content(trajectory, event.base)
-        self.books.resumed.continued += 1
+        self._taken_up.continued += 1
         self.swapper.progress_s = event.time_s
         if trajectory.wants_turn:
             trajectory.move(Trigger.TURN_READY, event.time_s)
@@ -315,7 +346,7 @@ class Scheduler:
             return []
         trajectory.check(Trigger.RESTARTED)
         num_discarded = self.buffer.restart(trajectory, event.time_s)
-        self.books.resumed.restart(event.reason, num_discarded)
+        self._taken_up.restart(event.reason, num_discarded)
         self.books.tokens["discarded"] += num_discarded
         self.books.restarts += 1
         self.swapper.progress_s = event.time_s

@@ -64,6 +64,8 @@ class Settings:
     training_timeout_s: float = 3600.0
     idle_timeout_s: float = 600.0
     grace_s: float = 20.0
+    max_restarts: int = 0
+    restart_window_s: float = 21600.0
 
     def __post_init__(self) -> None:
         if min(self.steps, self.group_size, self.groups_per_step, self.swap_interval) < 1:

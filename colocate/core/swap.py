@@ -28,6 +28,7 @@ from colocate.core.best_checkpoint import rate_by_reward
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer, Lease
 from colocate.core.cost import CostModel
+from colocate.core.deadlines import Deadlines
 from colocate.core.departure import Departure
 from colocate.core.evaluation import Evaluations
 from colocate.core.events import (
@@ -69,6 +70,9 @@ class Swapper:
     """Owns the phase, both versions, and the leases of the phase.
 
     What is on the device, and whether a phase may be left for it, is ``residency``'s to say.
+
+    Attributes:
+        incarnation: How often engine or trainer were started anew.
     """
 
     def __init__(
@@ -94,15 +98,17 @@ class Swapper:
         self._departure = Departure(settings, buffer, costs)
         self.evaluations = Evaluations(settings, requests, books.evaluations)
         self.replays = ReplayBuffer(settings)
+        self.incarnation = 0
         self._entered_s = 0.0
-        self._num_entries = 0
+        self._deadlines = Deadlines(settings)
         self._num_batches = 0
         self._leases: deque[Lease] = deque()
         self._parked = False
         self._signal: int | None = None
         self._weights_of: Version | None = None
         self._saved_version = Version(0)
-        self._saves = self._expects = self._waits = False
+        self._expects = self._waits = False
+        self._trainer_starts = True
         self._record = SwapRecord()
 
     @property
@@ -125,9 +131,8 @@ class Swapper:
         self._expects = event.version > 0 and self._settings.verify_every > 0
         self._entered_s = self.now_s = event.time_s
         self.evaluations.take_up(event.evaluated)
-        deadline = event.time_s + self._settings.start_timeout_s
         return [
-            SetTimer(timer=self._deadline_name, at_s=deadline),
+            *self._set_deadline(event.time_s, self._settings.start_timeout_s),
             StartPorts(version=event.version, expect=self._expects),
         ]
 
@@ -143,8 +148,9 @@ class Swapper:
             actions = self.evaluations.cut("the run was stopped")
             actions += self._enter(Cause.SWAP_DUE, event.time_s)
             return [*actions, self._grace(event.time_s)]
-        if self.phase is Phase.STARTING:  # what it resumes from is on the disk already
-            return self._close(event.time_s, checkpoint=False)
+        if self.phase is Phase.STARTING:
+            # What a trainer starts from is on the disk already.
+            return self._close(event.time_s, checkpoint=not self._trainer_starts)
         return [self._grace(event.time_s)]
 
     def _grace(self, time_s: float) -> SetTimer:
@@ -153,13 +159,14 @@ class Swapper:
     def faulted(self, event: Faulted) -> list[Action]:
         return self.fail(event.error, event.time_s)
 
-    def fail(self, error: str, time_s: float) -> list[Action]:
+    def fail(self, error: str, time_s: float, *, trainer_is_lost: bool = False) -> list[Action]:
         """Fails closed: nothing generates or trains after this.
 
         What was trained is saved, unless the trainer was at work: nobody knows its state then.
         """
-        at_work = self.phase in (Phase.STARTING, Phase.TRAINING, Phase.CLOSING)
-        unsaved = not at_work and self.trainer_version > self._saved_version
+        at_work = self.phase in (Phase.TRAINING, Phase.CLOSING) or self._is_starting_trainer
+        is_there = not at_work and not trainer_is_lost
+        unsaved = is_there and self.trainer_version > self._saved_version
         self.outcome = Outcome(status="failed", error=error, signal=self._signal)
         cut = self.evaluations.cut("the run failed")
         self._leave(Cause.FAULT, time_s)
@@ -171,6 +178,17 @@ class Swapper:
         action = CloseRun(checkpoint=makes_one, version=self.trainer_version)
         limit_s = self._settings.grace_s if self.is_stopping else None
         return [*self._set_deadline(time_s, limit_s), action]
+
+    @property
+    def _is_starting_trainer(self) -> bool:
+        return self.phase is Phase.STARTING and self._trainer_starts
+
+    def saved(self, version: Version) -> list[Action]:
+        """A checkpoint of the present swap is whole."""
+        if self.phase is not Phase.TRAINER_OFFLOADING or version != self.trainer_version:
+            raise ProtocolError(f"a checkpoint of version {version} was not asked for")
+        since, self._saved_version = self._saved_version, version
+        return rate_by_reward(self._settings, self._books, since, version)
 
     # Rollout
 
@@ -199,7 +217,16 @@ class Swapper:
         return self._close(time_s, checkpoint=False)
 
     def request_returned(self, time_s: float) -> list[Action]:
-        return self._try_end_parking(time_s) if self.phase is Phase.PARKING else []
+        """What waits for requests in flight may be waiting for this one."""
+        if self.phase is Phase.PARKING:
+            return self._try_end_parking(time_s)
+        return self._try_end_start(time_s) if self.phase is Phase.STARTING else []
+
+    def _try_end_start(self, time_s: float) -> list[Action]:
+        """A new engine wakes when all that the old one owed has come back, as aborted."""
+        if not self._parked or self._requests.num_inflight:
+            return []
+        return self._try_leave(self.ledger.last, time_s)
 
     def _try_end_parking(self, time_s: float) -> list[Action]:
         if not self._parked or self._requests.num_inflight:
@@ -252,15 +279,14 @@ class Swapper:
         if self.phase is Phase.PARKING:
             self._parked = True
             return self._try_end_parking(event.time_s)
+        if self.phase is Phase.STARTING:
+            self._parked = True
+            return self._try_end_start(event.time_s)
         if self.phase is Phase.SLEEPING and self.residency.mode is SleepMode.LEVEL_2:
             self._weights_of = None
         if self.phase is Phase.PUBLISHING:
             self.engine_version = self._weights_of = self.trainer_version
-        actions: list[Action] = []
-        if self.phase is Phase.TRAINER_OFFLOADING and self._saves:
-            since, self._saved_version = self._saved_version, self.trainer_version
-            actions = rate_by_reward(self._settings, self._books, since, self.trainer_version)
-        return actions + self._try_leave(event.memory, event.time_s)
+        return self._try_leave(event.memory, event.time_s)
 
     def memory_sampled(self, event: MemorySampled) -> list[Action]:
         self.ledger.observe(event.memory)
@@ -297,7 +323,8 @@ class Swapper:
             return actions + self._close(time_s)
         if self.phase is Phase.STARTING and self.ledger.overdraft(memory):
             return actions + self.fail(self._explain_overdraft(), time_s)
-        resumes = self.phase is Phase.STARTING and self.trainer_version > 0
+        starts = self.phase is Phase.STARTING
+        resumes = starts and (self.trainer_version > 0 or self.incarnation > 0)
         return actions + self._enter(Cause.RESUMED if resumes else Cause.DONE, time_s)
 
     def _close_swap(self, time_s: float) -> list[Action]:
@@ -368,7 +395,7 @@ class Swapper:
             self._record.begin()
         self.phase = entered
         self._entered_s = self.progress_s = self.now_s = time_s
-        self._num_entries += 1
+        self._deadlines.enter_phase()
         self._waits = False
         self.residency.enter(entered, time_s)
 
@@ -376,9 +403,8 @@ class Swapper:
         """Enters the next phase; one in which nothing is to be done is passed through."""
         self._leave(cause, time_s)
         if self.phase is Phase.ROLLOUT:
-            due_s = time_s + self._settings.idle_timeout_s
             evaluation = self.evaluations.begin(self.engine_version, time_s)
-            return [SetTimer(timer=self._idle_name, at_s=due_s), *evaluation]
+            return [self._deadlines.watch_idling(time_s), *evaluation]
         if self.phase is Phase.TRAINING:
             return self._train_next(time_s)
         action = self._action_of_phase()
@@ -397,10 +423,11 @@ class Swapper:
             case Phase.TRAINER_WAKING:
                 return LoadTrainer() if residency.evicted else None
             case Phase.TRAINER_OFFLOADING:
-                self._saves = self._checkpoint_is_due
                 self._expects = self._verification_is_due
                 return residency.offload(
-                    self.trainer_version, checkpoint=self._saves, expect=self._expects
+                    self.trainer_version,
+                    checkpoint=self._checkpoint_is_due,
+                    expect=self._expects,
                 )
             case Phase.WEIGHTS_WAKING:
                 return WakeWeights() if residency.weights_are_asleep else None
@@ -433,22 +460,24 @@ class Swapper:
 
     # Time
 
-    @property
-    def _deadline_name(self) -> str:
-        return f"deadline:{self._num_entries}"
-
-    @property
-    def _idle_name(self) -> str:
-        return f"idle:{self._num_entries}"
-
     def _set_deadline(self, time_s: float, timeout_s: float | None = None) -> list[Action]:
         """A deadline for the phase, or for the step of it that begins now."""
-        self._num_entries += 1
-        limit_s = self._settings.phase_timeout_s if timeout_s is None else timeout_s
-        return [SetTimer(timer=self._deadline_name, at_s=time_s + limit_s)]
+        return [self._deadlines.set(time_s, timeout_s)]
+
+    def stood_still(self, event: TimerFired) -> list[Action] | None:
+        """What is set anew where the driver itself was stopped beyond a deadline.
+
+        Who had no chance to be heard in time gets the whole of it once more. None: it was not so.
+        """
+        if not self._deadlines.stood_still(event):
+            return None
+        if self.phase is Phase.ROLLOUT:
+            self.progress_s = event.time_s
+            return [self._deadlines.watch_idling(event.time_s)]
+        return self._set_deadline(event.time_s, self._deadlines.limit_s)
 
     def timer_fired(self, event: TimerFired) -> list[Action]:
-        if event.timer == self._deadline_name and self.phase is not Phase.ROLLOUT:
+        if self._deadlines.is_of_phase(event) and self.phase is not Phase.ROLLOUT:
             return self.fail(self._explain_deadline(), event.time_s)
         if event.timer == "grace" and self.phase is Phase.PARKING:
             return self._close(event.time_s)  # without what a stuck engine has sampled
@@ -462,11 +491,11 @@ class Swapper:
             return self._close(event.time_s, checkpoint=False)
         if self.evaluations.is_overdue(event.timer):
             return self.evaluations.cut(f"eval.timeout_s = {self._settings.eval_timeout_s}")
-        if event.timer == self._idle_name and self.phase is Phase.ROLLOUT:
+        if self._deadlines.is_of_idling(event) and self.phase is Phase.ROLLOUT:
             due_s = self.progress_s + self._settings.idle_timeout_s
             if event.time_s >= due_s:
                 return self.fail(self._explain_idling(), event.time_s)
-            return [SetTimer(timer=self._idle_name, at_s=due_s)]
+            return [self._deadlines.watch_idling(self.progress_s)]
         return []
 
     def _explain_deadline(self) -> str:

@@ -29,6 +29,7 @@ from colocate.preflight import (
     mismatch,
     rewards,
     simulation,
+    supervision,
     trainer,
 )
 from colocate.preflight.table import RULES, Rule
@@ -55,6 +56,7 @@ __all__ = [
     "mismatch",
     "rewards",
     "simulation",
+    "supervision",
     "trainer",
     "validate",
 ]

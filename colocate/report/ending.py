@@ -13,7 +13,15 @@ from rich.text import Text
 from colocate.core.phases import SWAP, Phase
 from colocate.report.ledger import render_ledger
 from colocate.report.records import read_metrics
-from colocate.report.words import count, counted, duration, evaluation_words, share, size_of
+from colocate.report.words import (
+    TENANT_WORDS,
+    count,
+    counted,
+    duration,
+    evaluation_words,
+    share,
+    size_of,
+)
 
 _HEADLINES = {
     "completed": ("Done", "bold green"),
@@ -124,6 +132,8 @@ def run_facts(
     )
     if resumed := _resumed(summary.get("resumed")):
         yield "resumed with", resumed
+    if restarts := _recoveries(summary.get("recoveries")):
+        yield "started anew", restarts
     yield "staleness", _staleness(summary["staleness"])
     if summary["mismatch"]["mean_abs_logprob_diff"] is not None:
         yield "mismatch", _mismatch(summary["mismatch"])
@@ -219,6 +229,24 @@ def _resumed(resumed: Mapping[str, Any] | None) -> str:
     if resumed["reasons"]:
         text += f" (most often: {next(iter(resumed['reasons']))})"
     return text
+
+
+def _recoveries(recoveries: Mapping[str, Any] | None) -> str:
+    """Which processes were lost and started anew, and what that cost; "" where none was."""
+    if recoveries is None or not recoveries["engine"] + recoveries["trainer"]:
+        return ""
+    text = ", ".join(
+        f"{name} {counted(recoveries[process], 'time')}"
+        for process, name in TENANT_WORDS.items()
+        if recoveries[process]
+    )
+    if recoveries["rollbacks"]:
+        lost = recoveries["abandoned"]
+        text += (
+            f"; {counted(lost['steps'], 'step')} and {counted(lost['tokens'], 'token')} were "
+            "abandoned"
+        )
+    return f"{text} (most often: {next(iter(recoveries['causes']))})"
 
 
 def _staleness(staleness: Mapping[str, Any]) -> str:

@@ -20,6 +20,9 @@ NUM_LONGEST = 16
 RESIDENT = "resident"
 """How a trajectory is named that had not ended when the journal did."""
 
+ABANDONED = "abandoned"
+"""Likewise, of one that was resident when the run went back to a checkpoint."""
+
 # What an event carries out for trajectories, timers and phases says nothing about a decision.
 _ROUTINE = (
     act.StartTrajectory,
@@ -30,6 +33,7 @@ _ROUTINE = (
     act.Evaluate,
     act.SubmitEvaluation,
     act.RateCheckpoint,
+    act.RollBack,
     act.SetTimer,
     act.SampleMemory,
     act.Train,
@@ -184,6 +188,10 @@ class _Reader:
                         )
             case ev.Faulted():
                 self._notice(event.time_s, "fault", event.error)
+            case ev.EngineLost():
+                self._notice(event.time_s, "engine lost", event.error)
+            case ev.TrainerLost():
+                self._notice(event.time_s, "trainer lost", event.error)
             case ev.StopRequested():
                 self._notice(event.time_s, "stop requested", f"signal {event.signal}")
             case _:
@@ -205,6 +213,12 @@ class _Reader:
                     self._count(ended, time_s)
                 if action.ending is Ending.EXPIRED and self._decision is not None:
                     self._decision.num_expired += 1
+            case act.RollBack():
+                self._abandon(time_s, action)
+            case act.ResumeTrajectory():
+                if action.trajectory not in self._alive:
+                    life = Life(action.trajectory, action.group, time_s)
+                    self._alive[action.trajectory] = life
             case act.GiveUpGroup():
                 for trajectory in action.trajectories:
                     self._alive.pop(trajectory, None)
@@ -222,6 +236,15 @@ class _Reader:
                 self._notice(time_s, "memory remedy", str(action.remedy))
             case _:
                 pass
+
+    def _abandon(self, time_s: float, action: act.RollBack) -> None:
+        """Those that the checkpoint knows go on as new lives, which tell what comes after it."""
+        for life in self._alive.values():
+            life.ended_s, life.ending = time_s, ABANDONED
+            life.reason = f"the run went back to version {action.version}"
+            self._count(life, time_s)
+        self._alive.clear()
+        self._decision = None
 
     def _notice(self, time_s: float, kind: str, text: str) -> None:
         self._history.notices.append((time_s, kind, text))

@@ -52,6 +52,23 @@ class Floor:
             self._groups[record.id] = record.group
             self.contents.take_up(record.id, state.contents.get(record.id))
 
+    def go_back(
+        self, buffer: BufferSnapshot, contents: Mapping[TrajectoryId, SavedContent]
+    ) -> None:
+        """Ends whatever plays, and puts the contents of a checkpoint in the place of all others.
+
+        Raises:
+            ValueError: a content is not what the buffer's record says.
+        """
+        for trajectory in [*self._current]:
+            self._cancel(trajectory)
+        self._groups.clear()
+        self.contents = ContentStore()
+        known = {r.id: contents[r.id] for r in buffer.contents if r.num_context_tokens}
+        state = RunState(buffer=buffer, contents=known)
+        state.check_contents()
+        self.take_up(state)
+
     def resume(self, trajectory: TrajectoryId, group: GroupId, attempt: int) -> None:
         """Goes on with an attempt of an earlier life, from the content that was taken up."""
         self._run(trajectory, group, attempt)

@@ -33,7 +33,7 @@ from colocate.ports import (
     EnvironmentFactory,
     Generation,
     GenerationRequest,
-    Inference,
+    Generator,
     Prompt,
     StepOutcome,
 )
@@ -124,7 +124,7 @@ class RewardFault(Exception):
 class Desk:
     """What all runners of a run share."""
 
-    inference: Inference
+    inference: Generator
     gate: Gate
     tokenizer: Tokenizer
     make_environment: EnvironmentFactory

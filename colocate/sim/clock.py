@@ -43,6 +43,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
+    def stand_still(self, seconds: float) -> None:
+        """The process is stopped for so long, as by SIGSTOP: time passes, and nothing is done."""
+        self._jumping.now_s += seconds
+
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Like ``asyncio.run``, on a virtual clock that starts at 0."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from colocate.core import actions as act
 from colocate.core.actions import Action
 from colocate.core.events import (
     BatchTrained,
+    CheckpointWritten,
     Event,
     MemorySampled,
     PartsReported,
@@ -96,8 +98,9 @@ class Cluster:
         scripts: ScriptSource | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
-        self.scheduler = Scheduler(settings)
-        self.settings = settings
+        # Nothing is lost here, so nothing need be kept to go back to.
+        self.settings = replace(settings, max_restarts=0)
+        self.scheduler = Scheduler(self.settings)
         self.world = world
         self.fleet = Fleet(world)
         self.device = SimDevice(world.sim.memory)
@@ -490,9 +493,13 @@ class Cluster:
         seconds = self._swap.offload_s + self._copy_s(copied)
         if action.checkpoint:
             seconds += self._swap.checkpoint_s
+            self._put(self.now_s + seconds, self._checkpoint_is_whole, action.version)
         if action.expect:
             seconds += self._swap.verify_s
         self._end_phase(Phase.TRAINER_OFFLOADING, seconds, parts=TRAINER_PARTS)
+
+    def _checkpoint_is_whole(self, version: Version) -> None:
+        self._post(CheckpointWritten(time_s=self._time_s, version=version))
 
     def _wake_weights(self, action: act.WakeWeights) -> None:
         copied = self.device.wake_weights()

@@ -79,9 +79,17 @@ def fit_run(run_dir: Path, config: RunConfig) -> Fit:
     try:
         for entry in read_journal(run_dir / "events.jsonl"):
             story.see(entry.event, entry.actions)
-        wall_s = float(json.loads((run_dir / "summary.json").read_text())["wall_s"])
+        summary = json.loads((run_dir / "summary.json").read_text())
+        wall_s = float(summary["wall_s"])
+        recoveries = summary.get("recoveries") or {"engine": 0, "trainer": 0}
+        num_restarts = int(recoveries["engine"]) + int(recoveries["trainer"])
     except (JournalError, OSError, KeyError, TypeError, ValueError) as error:
         raise UnfitRunError(f"{run_dir} cannot be read as a run: {error}") from error
+    if num_restarts:
+        raise UnfitRunError(
+            f"{run_dir} lost {num_restarts} processes and started them anew: its times tell more "
+            "of that than of its work. Fit to a run that lost none"
+        )
     if len(story.requests) < MIN_REQUESTS or not story.steps or not story.swaps:
         raise UnfitRunError(
             f"{run_dir} is too short to fit a simulation to: it has {len(story.requests)} whole "

@@ -89,6 +89,10 @@ class SimInference:
     async def start(self) -> None:
         await asyncio.sleep(1.0)
         self._started = True
+        self.version = Version(0)
+        self._asleep = frozenset()
+        self._weights_are_valid = True
+        self._parked.clear()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         if not self._started:
@@ -207,6 +211,7 @@ class SimTrainer:
         self._away: frozenset[Part] = TRAINER_PARTS
         self._started = False
         self._is_training = False
+        self._saved: dict[Path, Version] = {}
 
     @property
     def is_loaded(self) -> bool:
@@ -232,6 +237,7 @@ class SimTrainer:
     async def start(self) -> None:
         await asyncio.sleep(1.0)
         self._started = True
+        self.version = Version(0)
         self._away = frozenset()
 
     async def load(self) -> None:
@@ -267,16 +273,22 @@ class SimTrainer:
 
     async def save(self, folder: Path) -> None:
         await asyncio.sleep(self.settings.move_s)
+        self._saved[folder] = self.version
+
+    def remember(self, folder: Path, version: Version) -> None:
+        """A folder that a trainer of an earlier life has written."""
+        self._saved[folder] = version
 
     async def restore(self, folder: Path) -> Version:
         await asyncio.sleep(self.settings.move_s)
+        self.version = self._saved[folder]
         return self.version
 
     def process_ids(self) -> Sequence[int]:
         return ()
 
     async def close(self) -> None:
-        self._started = False
+        self._started = self._is_training = False
 
 
 class SimTransfer:
@@ -321,6 +333,11 @@ class SimMemory:
         return MemorySample(used=sum(tenants.values()), total=self._total, tenants=tenants)
 
 
+def sim_folder(version: Version) -> Path:
+    """Where a simulated trainer's checkpoint would lie."""
+    return Path(f"step_{version}")
+
+
 class SimCheckpoints:
     """Remembers states by version."""
 
@@ -330,11 +347,12 @@ class SimCheckpoints:
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
         state.check_contents()
-        await trainer.save(Path(f"step_{state.version}"))
+        await trainer.save(sim_folder(state.version))
         self.saved[state.version] = state
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
-        await trainer.restore(Path(f"step_{version}"))
+        restored = await trainer.restore(sim_folder(version))
+        assert restored == version
 
     async def rate(self, version: Version, value: float, by: str) -> None:
         if version not in self.saved:

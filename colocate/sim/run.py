@@ -29,6 +29,7 @@ from colocate.sim.ports import (
     SimTrainer,
     SimTrainerSettings,
     SimTransfer,
+    sim_folder,
 )
 
 STOP_TOKEN = 0
@@ -93,7 +94,8 @@ class Simulation:
 
     async def run(self, origin: RunState = FRESH) -> Outcome:
         """Runs to the end; resumes where ``origin`` has a version above 0."""
-        self.trainer.version = origin.version
+        if origin.version:
+            self.trainer.remember(sim_folder(origin.version), origin.version)
         outcome = await self.driver.run(origin)
         # Environments close in the tasks that the driver has already awaited.
         await asyncio.sleep(0)

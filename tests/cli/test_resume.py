@@ -191,6 +191,21 @@ def test_the_trainer_and_the_state_of_a_checkpoint_must_agree(tmp_path: Path) ->
         asyncio.run(checkpoints.restore(WritingTrainer(), Version(5)))
 
 
+def test_a_run_goes_back_to_a_checkpoint_of_its_own_and_not_to_the_one_it_came_from(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, 3)
+    origin = find_checkpoint(str(tmp_path), tmp_path)
+    checkpoints = FolderCheckpoints(tmp_path, keep=2, resume_from=origin)
+    trainer = WritingTrainer(SimTrainerSettings(move_s=0.0))
+    trainer.version = Version(4)
+    asyncio.run(checkpoints.save(trainer, state_at(4)))
+    asyncio.run(checkpoints.restore(trainer, Version(4)))
+    asyncio.run(checkpoints.restore(trainer, Version(3)))
+    with pytest.raises(CheckpointError, match="version 3"):
+        asyncio.run(checkpoints.restore(trainer, Version(5)))
+
+
 def test_auto_begins_anew_where_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert find_checkpoint("auto", tmp_path) is None
     assert find_checkpoint("never", tmp_path) is None

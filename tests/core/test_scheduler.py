@@ -250,12 +250,12 @@ def test_too_many_losses_end_the_run_and_name_the_commonest_reason() -> None:
 def test_a_rollout_in_which_nothing_happens_ends_with_who_waits_for_what() -> None:
     world = in_rollout(small(idle_timeout_s=10.0))
     timer = next(
-        a.timer
+        a
         for _, line in world.lines
         for a in line
         if isinstance(a, act.SetTimer) and a.timer.startswith("idle")
     )
-    world.take(ev.TimerFired(time_s=30.0, timer=timer))
+    world.take(ev.TimerFired(time_s=timer.at_s, timer=timer.timer))
     outcome = world.scheduler.swapper.outcome
     assert outcome is not None
     assert "4 in environment" in str(outcome.error)

@@ -49,7 +49,7 @@ def started(settings: Settings, device: Device | None = None) -> World:
 
 
 def fire_deadline(world: World) -> str:
-    world.take(ev.TimerFired(time_s=9999.0, timer=world.scheduler.swapper._deadline_name))
+    world.fire_deadline()
     outcome = world.scheduler.swapper.outcome
     assert outcome is not None
     assert outcome.status == "failed"

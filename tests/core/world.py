@@ -7,6 +7,7 @@ that breaks something.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ from colocate.core.types import (
 
 PHASE_OF = {
     act.StartPorts: Phase.STARTING,
+    act.StartEngine: Phase.STARTING,
     act.Park: Phase.PARKING,
     act.Sleep: Phase.SLEEPING,
     act.LoadTrainer: Phase.TRAINER_WAKING,
@@ -133,6 +135,7 @@ class World:
         fair_reward: Callable[[TrajectoryId], int] = lambda _: 0,
         origin: Saved | None = None,
         evaluated: int | None = None,
+        num_losses: int = 0,
     ) -> None:
         self._fair_reward = fair_reward
         self.device = device or Device()
@@ -160,6 +163,13 @@ class World:
         self._evaluation: Evaluation | None = None
         self._untold: list[Evaluation] = []
         self._evaluation_timers: list[tuple[float, str]] = []
+        self.num_losses = num_losses  # that may still come
+        self.incarnation = 0
+        self._deadline: act.SetTimer | None = None
+        self._is_saved = False
+        self._stale: list[ev.Event] = []
+        self._aside: dict[TrajectoryId, Actor] = {}
+        self._kept_for_rollback: dict[TrajectoryId, Actor] = {}
         origin = origin or Saved()
         self.take(
             ev.RunStarted(
@@ -173,6 +183,10 @@ class World:
         if origin.buffer is not None:
             self._take_up(origin)
             self.take(ev.Restored(time_s=0.0, buffer=origin.buffer))
+        self._kept_for_rollback = self._copies()
+
+    def _copies(self) -> dict[TrajectoryId, Actor]:
+        return {t: copy.deepcopy(a) for t, a in {**self.actors, **self.kept}.items()}
 
     def _take_up(self, origin: Saved) -> None:
         assert origin.buffer is not None
@@ -194,7 +208,7 @@ class World:
             version=self.scheduler.swapper.trainer_version,
             cursor=self.scheduler.cursor,
             buffer=buffer,
-            actors={t: copy.deepcopy(a) for t, a in {**self.actors, **self.kept}.items()},
+            actors=self._copies(),
         )
 
     @property
@@ -226,6 +240,14 @@ class World:
             facts.append(self._go_on_evaluating)
         if self._untold:
             facts.append(self._tell_of_cut)
+        if self._stale:
+            facts.append(self._answer_stale)
+        if self._is_saving:
+            facts.append(self._write_checkpoint)
+        if self.num_losses and self.scheduler.phase is not Phase.CLOSING:
+            facts += [self._lose_engine, self._lose_trainer]
+            if self._deadline is not None and self._hangs:
+                facts.append(self._hang)
         for identifier, actor in self.actors.items():
             if actor.request is not None:
                 facts.append(lambda n, i=identifier: self._end_request(i, n))
@@ -238,22 +260,22 @@ class World:
         for _ in range(max_events):
             if self.is_over:
                 return
-            if self._operation is not None:
-                self._end_operation(0)
-                continue
-            if self._wants_memory:
-                self._sample_memory(0)
-                continue
-            if self._evaluation is not None and self._evaluation.can_go_on:
-                self._go_on_evaluating(2)
-                continue
-            if self._untold:
-                self._tell_of_cut(0)
-                continue
-            if not self._progress_one():
-                assert self._swap_timers, "nothing can happen any more"
-                self._fire_swap_timer(0)
+            self.step_fairly()
         raise AssertionError(f"not over after {max_events} events")
+
+    def step_fairly(self) -> None:
+        """The next fact, where everything answers in order."""
+        if self._operation is not None:
+            self._end_operation(0)
+        elif self._wants_memory:
+            self._sample_memory(0)
+        elif self._evaluation is not None and self._evaluation.can_go_on:
+            self._go_on_evaluating(2)
+        elif self._untold:
+            self._tell_of_cut(0)
+        elif not self._progress_one():
+            assert self._swap_timers, "nothing can happen any more"
+            self._fire_swap_timer(0)
 
     def _progress_one(self) -> bool:
         for identifier, actor in self.actors.items():
@@ -268,6 +290,101 @@ class World:
                     self._answer(identifier, "turn", 0)
                 return True
         return False
+
+    # Losses
+
+    @property
+    def _is_saving(self) -> bool:
+        action = self._operation
+        return isinstance(action, act.OffloadTrainer) and action.checkpoint and not self._is_saved
+
+    @property
+    def _hangs(self) -> bool:
+        """Whether an operation of a phase is under way, which may never end."""
+        return self._operation is not None and not isinstance(self._operation, act.Relieve)
+
+    def _write_checkpoint(self, _: int) -> None:
+        assert isinstance(self._operation, act.OffloadTrainer)
+        self._is_saved = True
+        self._kept_for_rollback = self._aside
+        self.take(
+            ev.CheckpointWritten(
+                time_s=self._tick(),
+                incarnation=self.incarnation,
+                version=self._operation.version,
+            )
+        )
+
+    def _lose_engine(self, _: int) -> None:
+        self.num_losses -= 1
+        lost = ev.EngineLost(time_s=self._tick(), incarnation=self.incarnation, error="killed")
+        self._stale.append(lost)  # each of its requests tells of it
+        self.take(lost)
+
+    def _lose_trainer(self, _: int) -> None:
+        self.num_losses -= 1
+        self.take(ev.TrainerLost(time_s=self._tick(), incarnation=self.incarnation, error="killed"))
+
+    def _hang(self, _: int) -> None:
+        self.num_losses -= 1
+        self.fire_deadline()
+
+    def fire_deadline(self) -> None:
+        """The present deadline; where time has passed it by, the one that is set in its place."""
+        late = None
+        while self._deadline is not None and self._deadline is not late:
+            late = self._deadline
+            self.time_s = max(self.time_s, late.at_s)
+            is_late = self.time_s > late.at_s
+            self.take(ev.TimerFired(time_s=self.time_s, timer=late.timer))
+            if not is_late:
+                return
+
+    def _answer_stale(self, n: int) -> None:
+        """What was on its way when a process was lost comes in after it was started anew."""
+        event = self._stale.pop(n % len(self._stale))
+        actions = self.take(dataclasses.replace(event, time_s=self._tick()))
+        assert not (actions and isinstance(event, ev.PortEvent))
+
+    def _give_up_operation(self, incarnation: int) -> None:
+        action, self._operation = self._operation, None
+        if action is not None and type(action) in PHASE_OF:
+            self._stale.append(
+                ev.PhaseEnded(
+                    time_s=self.time_s,
+                    incarnation=self.incarnation,
+                    phase=PHASE_OF[type(action)],
+                    memory=self.memory(),
+                )
+            )
+        self.incarnation = incarnation
+        self._wants_memory = False
+
+    def _roll_back(self, action: act.RollBack) -> None:
+        self._give_up_operation(action.incarnation)
+        for identifier, actor in self.actors.items():
+            if actor.request is not None:
+                self._unwanted.append((identifier, actor.attempt, actor.request))
+            elif actor.is_acting:
+                self._stale.append(
+                    ev.TrajectoryFinished(
+                        time_s=self.time_s,
+                        trajectory=identifier,
+                        attempt=actor.attempt,
+                        reward=1.0,
+                        busy_s=0.1,
+                        base="?",
+                    )
+                )
+        self.actors, self.kept = {}, {}
+        for record in self.scheduler.snapshot().contents:
+            # One without content may have been admitted in the very line of the checkpoint.
+            known = self._kept_for_rollback.get(record.id, Actor())
+            assert bool(known.content) == bool(record.num_context_tokens)
+            actor = copy.deepcopy(known)
+            actor.attempt, actor.request = record.attempt, None
+            actor.is_acting = actor.is_replaying = False
+            (self.kept if record.ending else self.actors)[record.id] = actor
 
     # Facts
 
@@ -295,7 +412,11 @@ class World:
 
     def _sample_memory(self, _: int) -> None:
         self._wants_memory = False
-        self.take(ev.MemorySampled(time_s=self._tick(), memory=self.memory()))
+        self.take(
+            ev.MemorySampled(
+                time_s=self._tick(), incarnation=self.incarnation, memory=self.memory()
+            )
+        )
 
     def _fire_swap_timer(self, _: int) -> None:
         self.time_s = max(self.time_s, self._swap_timers.pop(0))
@@ -369,6 +490,8 @@ class World:
         )
 
     def _end_operation(self, _: int) -> None:
+        if self._is_saving:
+            self._write_checkpoint(0)
         action, self._operation = self._operation, None
         assert action is not None
         if isinstance(action, act.Train):
@@ -376,12 +499,15 @@ class World:
             return
         if isinstance(action, act.StartPorts):
             loaded = {part: self.device.parts[part] for part in TRAINER_PARTS}
-            self.take(ev.PartsReported(time_s=self._tick(), held=loaded))
+            self.take(
+                ev.PartsReported(time_s=self._tick(), incarnation=self.incarnation, held=loaded)
+            )
         self._move_memory(action)
         if isinstance(action, act.Relieve):
             self.take(
                 ev.Relieved(
                     time_s=self._tick(),
+                    incarnation=self.incarnation,
                     remedy=action.remedy,
                     memory=self.memory(),
                     held=self.held(),
@@ -392,6 +518,7 @@ class World:
         self.take(
             ev.PhaseEnded(
                 time_s=self._tick(),
+                incarnation=self.incarnation,
                 phase=PHASE_OF[type(action)],
                 memory=self.memory(),
                 version=version,
@@ -403,6 +530,8 @@ class World:
         if type(action) in self.ineffective:
             return
         match action:
+            case act.StartPorts() | act.StartEngine():
+                self.engine_gone, self.trainer_gone = frozenset(), TRAINER_PARTS
             case act.Relieve(remedy=Remedy.COLLECT):
                 self.engine_leak = self.trainer_leak = 0
             case act.Sleep(mode=mode) | act.Relieve(remedy=Remedy.SLEEP_DEEPER, mode=mode):
@@ -431,6 +560,7 @@ class World:
         self.take(
             ev.BatchTrained(
                 time_s=self._tick(),
+                incarnation=self.incarnation,
                 batch=action.batch,
                 version=Version(action.version + 1),
                 digests=tuple(a.content for a in actors),
@@ -444,8 +574,9 @@ class World:
     def _end_request(self, identifier: TrajectoryId, n: int) -> None:
         actor = self.actors[identifier]
         assert actor.request is not None
-        aborted = self._parking and n % 3 != 2
-        length = n % 4 if aborted else 1 + n % 4
+        is_cut = self.scheduler.phase is Phase.STARTING
+        aborted = is_cut or (self._parking and n % 3 != 2)
+        length = 0 if is_cut else n % 4 if aborted else 1 + n % 4
         version = self.scheduler.swapper.engine_version
         spans = (Span(version=version, length=length),) if length else ()
         request, actor.request = actor.request, None
@@ -589,6 +720,8 @@ class World:
                     self._swap_timers.append(action.at_s)
                 if action.timer.startswith("evaluation:"):
                     self._evaluation_timers.append((action.at_s, action.timer))
+                if action.timer.startswith("deadline"):
+                    self._deadline = action
             case act.Evaluate():
                 assert self._evaluation is None
                 self._evaluation = Evaluation(action.version, set(range(action.num_samples)))
@@ -600,6 +733,8 @@ class World:
                 assert self._evaluation is not None
                 self._untold.append(self._evaluation)
                 self._evaluation = None
+            case act.RollBack():
+                self._roll_back(action)
             case act.SampleMemory():
                 self._wants_memory = True
             case act.AdoptPlan() | act.CloseSwap() | act.Decide() | act.Warn():
@@ -607,5 +742,9 @@ class World:
             case act.RateCheckpoint():
                 self.ratings.append(action)
             case _:
+                if isinstance(action, act.StartEngine):
+                    self._give_up_operation(action.incarnation)
+                if isinstance(action, act.OffloadTrainer):
+                    self._is_saved, self._aside = False, self._copies()
                 self._parking = isinstance(action, act.Park)
                 self._operation = action

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from colocate.config import RunConfig
 from colocate.core.phases import Phase
 from colocate.core.scheduler import Scheduler
 from colocate.core.swap import Outcome
-from colocate.driver import Driver, Ports
+from colocate.driver import Driver, Observer, Ports
 from colocate.journal import JournalWriter
 from colocate.ports import Publication
 from colocate.preflight import validate
@@ -54,6 +54,7 @@ def configuration(**changes: Any) -> RunConfig:
         "memory.remedy_after_s": 1.0,
         "supervision.start_timeout_s": patient(300),
         "supervision.phase_timeout_s": patient(60),
+        "supervision.max_restarts": 0,
         **changes,
     }
     return validate(with_values(values))
@@ -78,12 +79,13 @@ class BrokenRun:
         self.ports, self.probe = make_ports(config, self.place, self.tokenizer, None)
         self.seen: set[psutil.Process] = set()
 
-    async def carry_out(self) -> Outcome:
+    async def carry_out(self, observers: Sequence[Observer] = ()) -> Outcome:
         driver = Driver(
             self.scheduler,
             self.ports,
             rollout_rules(self.config, self.tokenizer),
             JournalWriter(self.run_dir / "events.jsonl"),
+            observers,
             sample_interval_s=0.2,
         )
         return await driver.run(RunState())

@@ -16,6 +16,7 @@ from colocate.checkpoints import read_state, write_state
 from colocate.core import events as ev
 from colocate.core.events import PromptCursor
 from colocate.core.settings import Settings
+from colocate.core.types import Version
 from colocate.journal import read_journal
 from colocate.ports import Trainer
 from colocate.replay import main as replay_main
@@ -42,7 +43,7 @@ class FileCheckpoints:
         write_state(self.folder / f"{len(list(self.folder.iterdir())):03d}", state)
 
     async def restore(self, trainer: SimTrainer, version: int) -> None:
-        assert trainer.version == version
+        trainer.version = Version(version)
 
     def newest(self) -> RunState:
         return read_state(max(self.folder.iterdir()))

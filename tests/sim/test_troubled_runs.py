@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_ends_the_run_with_its_cause(tmp_path: Path) -> None
     written = 0
 
     def prepare(simulation: Any) -> None:
-        write = simulation.driver._journal.write
+        write = simulation._journal.write
 
         def full(event: object, actions: object) -> None:
             nonlocal written
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_ends_the_run_with_its_cause(tmp_path: Path) -> None
                 raise OSError(28, "No space left on device")
             write(event, actions)
 
-        simulation.driver._journal.write = full
+        simulation._journal.write = full
 
     simulation, outcome = simulate(tmp_path, prepare=prepare)
     assert outcome.status == "failed"
@@ -338,8 +338,7 @@ def rewarded(tmp_path: Path, function: str, **options: Any) -> Any:
     )
 
     def prepare(simulation: Any) -> None:
-        ports = simulation.driver._ports
-        simulation.driver._ports = dataclasses.replace(ports, reward=reward)
+        simulation.replace_ports(reward=reward)
 
     return simulate(tmp_path, prepare=prepare)
 

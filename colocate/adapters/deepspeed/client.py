@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from colocate.adapters.deepspeed import wire
-from colocate.adapters.deepspeed.processes import RankFailedError, RankPool
+from colocate.adapters.deepspeed.processes import RankDiedError, RankFailedError, RankPool
 from colocate.adapters.deepspeed.shared_memory import remove_files
 from colocate.adapters.verification import ScoredPrompts
 from colocate.config import AlgorithmConfig, LoraConfig, TrainerConfig
@@ -261,9 +261,13 @@ class DeepSpeedTrainer:
         return [] if self._pool is None else self._pool.process_ids()
 
     async def close(self) -> None:
-        """Ends the ranks and removes what they may have left. Safe to call twice."""
+        """Ends the ranks and removes what they may have left. Safe to call twice.
+
+        It can be started again then.
+        """
         if self._pool is not None:
             await self._pool.close()
+        self._pool, self._broken = None, None
         remove_files(self._run_id)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -274,8 +278,12 @@ class DeepSpeedTrainer:
             if self._pool is None:
                 raise RuntimeError("the trainer has not been started")
             if self._broken is not None:
-                raise RankFailedError(
-                    f"the trainer's state is unknown since an earlier failure: {self._broken}"
+                # What a rank itself reports comes again; what was broken off is worth a new start.
+                reported = isinstance(self._broken, RankFailedError)
+                is_lost = isinstance(self._broken, RankDiedError) or not reported
+                raise (RankDiedError if is_lost else RankFailedError)(
+                    f"the trainer's state is unknown since an earlier failure: "
+                    f"{self._broken or type(self._broken).__name__}"
                 ) from self._broken
             try:
                 replies = await self._pool.ask(request)

@@ -13,6 +13,7 @@ from pathlib import Path
 from colocate.adapters.deepspeed import wire
 from colocate.adapters.deepspeed.rank import DRIVER_PID_VARIABLE
 from colocate.adapters.exit_status import describe_status
+from colocate.ports import TrainerLostError
 
 RUN_ID_VARIABLE = "COLOCATE_RUN_ID"
 LOG_TAIL_LINES = 12
@@ -27,8 +28,8 @@ class RankFailedError(RuntimeError):
     """A rank could not do what it was asked; its state, and so the trainer's, is unknown."""
 
 
-class RankDiedError(RankFailedError):
-    """A rank's process ended while it was needed."""
+class RankDiedError(RankFailedError, TrainerLostError):
+    """A rank's process ended, or has to be ended: it was left in the middle of something."""
 
 
 @dataclass(slots=True)

@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, Any
 from colocate.adapters.vllm.liveness import MortalEngine, fails_with_the_engine
 from colocate.adapters.vllm.platform import Device, engine_platform
 from colocate.adapters.vllm.processes import (
+    EngineDiedError,
     abandon,
     core_and_descendants,
     make_engine,
     shut_down,
+    was_killed,
 )
 from colocate.adapters.vllm.prompt_scores import score_prompts
 from colocate.adapters.vllm.residency import EngineResidency
@@ -94,6 +96,7 @@ class VllmInference(MortalEngine):
         Raises:
             RuntimeError: where it is running already, or cannot start; then with the first error
                 of its processes, which are gone.
+            EngineDiedError: a signal ended a process of it before it had anything to say.
         """
         if self._engine is not None:
             raise RuntimeError("start: the engine is running already")
@@ -114,10 +117,11 @@ class VllmInference(MortalEngine):
             await self._set_version(Version(0))
             await self._warm_up()
         except Exception as error:
-            cause = (
-                first_error(self._log_file, self._log_start) or f"{type(error).__name__}: {error}"
-            )
+            reported = first_error(self._log_file, self._log_start)
+            cause = reported or f"{type(error).__name__}: {error}"
             await self.close()
+            if reported is None and was_killed(error):
+                raise EngineDiedError(f"the engine was killed as it started: {cause}") from error
             raise RuntimeError(
                 f"the engine did not start: {cause}; see {self._log_file}"
             ) from error

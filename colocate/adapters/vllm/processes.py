@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from colocate.adapters.vllm.platform import EnginePlatform
 from colocate.adapters.vllm.plugin import TRANSFER_BACKEND
 from colocate.adapters.vllm.spawn import engine_spawning, first_error
 from colocate.config import InferenceConfig
+from colocate.ports import EngineLostError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -24,7 +26,10 @@ EXIT_GRACE_S = 10.0
 """From the order to shut down until processes are killed."""
 
 
-class EngineDiedError(RuntimeError):
+_ENDED_BY_SIGNAL = re.compile(r"Failed core proc\(s\): \{[^}]*: -\d+")
+
+
+class EngineDiedError(EngineLostError):
     """The engine's core ended without having been told to. Names how, and its log."""
 
 
@@ -122,6 +127,14 @@ def death_of(
     return EngineDiedError(
         f"vLLM's engine died: {'; '.join(ends) or 'no cause known'}; see {log_file}"
     )
+
+
+def was_killed(error: BaseException) -> bool:
+    """Whether vLLM gave up a start since a process of it was ended by a signal.
+
+    Its message has the exit codes of what failed: ``Failed core proc(s): {'EngineCore_0': -9}``.
+    """
+    return isinstance(error, EngineLostError) or bool(_ENDED_BY_SIGNAL.search(str(error)))
 
 
 def is_alive(process: psutil.Process) -> bool:
