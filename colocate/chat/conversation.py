@@ -8,7 +8,7 @@ from colocate.chat.model import ChatError, Engine
 from colocate.core.types import FinishReason
 from colocate.ports import GenerationRequest, Prompt
 from colocate.rollout.runner import RolloutRules, Tokenizer, derive_seed
-from colocate.rollout.turns import PlainTurns, Turns
+from colocate.rollout.turns import PlainTurns
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Conversation:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, rules: RolloutRules) -> None:
         self._engine = engine
         self._rules = rules
-        self._turns: Turns = rules.turns or PlainTurns(tokenizer.encode, tokenizer.decode)
+        self._turns = rules.turns
         self._token_ids: list[int] = []
 
     @property
     def is_plain(self) -> bool:
-        return self._rules.turns is None
+        return isinstance(self._turns, PlainTurns)
 
     def begin_anew(self) -> None:
         """Forgets all that was said."""
