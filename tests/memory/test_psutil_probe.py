@@ -21,7 +21,8 @@ def test_a_tenant_is_charged_what_its_processes_hold(holder: StartHolder) -> Non
     big, small = holder(200), holder(0)
     probe = PsutilProbe({"engine": lambda: [big.pid], "trainer": lambda: [small.pid]}, 4096 * MIB)
     sample = probe.sample()
-    assert 200 * MIB <= sample.tenants["engine"] - sample.tenants["trainer"] < 220 * MIB
+    # What both share with other processes counts in parts, which need not be the same for both.
+    assert 195 * MIB <= sample.tenants["engine"] - sample.tenants["trainer"] < 220 * MIB
     assert sample.used == sum(sample.tenants.values())
     assert sample.total == 4096 * MIB
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.fixture(autouse=True)
+def terminals_can_be_lost() -> Iterator[None]:
+    """Under ``nohup`` this signal is ignored, by the tests and by all that they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
