@@ -17,7 +17,7 @@ def return_freed_memory() -> None:
 
 @functools.cache
 def _trim() -> Callable[[], object]:
-    """Found once: each ``ctypes.CDLL`` makes a class that outlives it, which a swap must not."""
+    """Found once: each ``ctypes.CDLL`` makes a class, which waits for the garbage collector."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "MallocExtension_ReleaseFreeMemory"):
         return functools.partial(libc.MallocExtension_ReleaseFreeMemory)

@@ -20,8 +20,8 @@ ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(refuse_bool)]
 Packing = Literal["auto", True, False]
 
 DEFAULT_BUCKET_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
-"""Each bucket is a round trip between processes, which takes about as long as copying some
-mebibytes. On CPU two of them stay in shared memory between publications."""
+"""Each bucket is a round trip between processes. On CPU two of them stay in shared memory between
+publications."""
 
 
 class TrainerConfig(Section):

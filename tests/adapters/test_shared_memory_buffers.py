@@ -79,6 +79,7 @@ def test_a_file_that_somebody_removed_is_made_again(writer, reader):
     path_of(writer, 0).unlink()
     path_of(writer, 0).write_bytes(b"another's")
     send(writer, reader, 0, [3] * 5000)
+    assert path_of(writer, 0).read_bytes() == bytes([3]) * 5000
 
 
 def test_a_slot_grows_for_a_larger_bucket_and_serves_smaller_ones(writer, reader):

@@ -70,7 +70,8 @@ class SharedMemoryBuffers:
         """
         path = self._path(slot)
         held, buffer = self._slots.get(slot, (None, None))
-        # Ranks agree on this: a file that the first one has made anew is another for all.
+        # A file that the first rank has made anew is another for all. One that is removed just
+        # between two ranks' looks leaves one of them waiting, until the phase's deadline.
         is_there = buffer is not None and held == _number(path)
         if buffer is None or not is_there or buffer.numel() < num_bytes:
             if self._makes_files:
