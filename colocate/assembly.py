@@ -93,6 +93,7 @@ def core_settings(config: RunConfig) -> Settings:
         bucket_bytes=2 * config.trainer.bucket_bytes(resolve_device(config.device, os.environ)),
         remedy_after_s=config.memory.remedy_after_s,
         checkpoint_every_steps=config.checkpoint.every_steps,
+        checkpoint_every_s=config.checkpoint.every_s,
         keep_best=config.checkpoint.keep_best,
         start_timeout_s=config.supervision.start_timeout_s,
         phase_timeout_s=config.supervision.phase_timeout_s,

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from colocate.config.types import NonNegativeInt, PositiveInt, Section
+from colocate.config.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
 
 class CheckpointConfig(Section):
-    every_steps: NonNegativeInt = Field(0, description="0: only at the end, or on a signal.")
+    every_steps: NonNegativeInt = Field(
+        0, description="0 here and in `checkpoint.every_s`: only at the end, or on a signal."
+    )
+    every_s: NonNegativeFloat = Field(
+        0.0,
+        description="Seconds since the one before, or since the beginning; it is written at the "
+        "next swap. 0: not by time. Both may be given.",
+    )
     keep: PositiveInt = Field(2, description="Older checkpoints are deleted.")
     keep_best: bool = Field(
         True,

@@ -104,7 +104,7 @@ class Recovery:
         """From here on a rollback goes back to it."""
         if self._is_possible and self._pending is None:
             raise ProtocolError(f"a checkpoint of version {event.version} was not asked for")
-        actions = self._swapper.saved(event.version)
+        actions = self._swapper.saved(event.version, event.time_s)
         if self._is_possible:
             self._point, self._pending = self._pending, None
         return actions

@@ -54,6 +54,7 @@ class Settings:
     verify_every: int = 0
     mismatch_warn: float | None = None
     checkpoint_every_steps: int = 0
+    checkpoint_every_s: float = 0.0
     keep_best: bool = False
     eval_every_steps: int = 0
     eval_before_first_step: bool = True

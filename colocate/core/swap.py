@@ -27,6 +27,7 @@ from colocate.core.admission import RequestQueue
 from colocate.core.best_checkpoint import rate_by_reward
 from colocate.core.books import Books
 from colocate.core.buffer import Buffer, Lease
+from colocate.core.checkpointing import CheckpointSchedule
 from colocate.core.cost import CostModel
 from colocate.core.deadlines import Deadlines
 from colocate.core.departure import Departure
@@ -106,7 +107,7 @@ class Swapper:
         self._parked = False
         self._signal: int | None = None
         self._weights_of: Version | None = None
-        self._saved_version = Version(0)
+        self.checkpoints = CheckpointSchedule(settings)
         self._expects = self._waits = False
         self._trainer_starts = True
         self._record = SwapRecord()
@@ -126,7 +127,8 @@ class Swapper:
     # Beginning and end
 
     def start(self, event: RunStarted) -> list[Action]:
-        self.trainer_version = self.engine_version = self._saved_version = event.version
+        self.trainer_version = self.engine_version = event.version
+        self.checkpoints.begin(event.version, event.time_s)
         self._weights_of = event.version if event.version == 0 else None
         self._expects = event.version > 0 and self._settings.verify_every > 0
         self._entered_s = self.now_s = event.time_s
@@ -166,7 +168,7 @@ class Swapper:
         """
         at_work = self.phase in (Phase.TRAINING, Phase.CLOSING) or self._is_starting_trainer
         is_there = not at_work and not trainer_is_lost
-        unsaved = is_there and self.trainer_version > self._saved_version
+        unsaved = is_there and self.trainer_version > self.checkpoints.version
         self.outcome = Outcome(status="failed", error=error, signal=self._signal)
         cut = self.evaluations.cut("the run failed")
         self._leave(Cause.FAULT, time_s)
@@ -183,11 +185,11 @@ class Swapper:
     def _is_starting_trainer(self) -> bool:
         return self.phase is Phase.STARTING and self._trainer_starts
 
-    def saved(self, version: Version) -> list[Action]:
+    def saved(self, version: Version, time_s: float) -> list[Action]:
         """A checkpoint of the present swap is whole."""
         if self.phase is not Phase.TRAINER_OFFLOADING or version != self.trainer_version:
             raise ProtocolError(f"a checkpoint of version {version} was not asked for")
-        since, self._saved_version = self._saved_version, version
+        since = self.checkpoints.written(version, time_s)
         return rate_by_reward(self._settings, self._books, since, version)
 
     # Rollout
@@ -209,7 +211,7 @@ class Swapper:
         return actions + self._enter(Cause.SWAP_DUE, self.now_s)
 
     def evaluation_ended(self, event: EvaluationEnded) -> list[Action]:
-        is_saved = self._saved_version == event.version > 0
+        is_saved = self.checkpoints.version == event.version > 0
         return self.evaluations.ended(event, is_saved=is_saved)
 
     def _complete(self, time_s: float) -> list[Action]:
@@ -446,11 +448,9 @@ class Swapper:
 
     @property
     def _checkpoint_is_due(self) -> bool:
-        every = self._settings.checkpoint_every_steps
-        began = self.trainer_version - self._num_batches
-        crossed = bool(every) and self.trainer_version // every > began // every
-        is_rated = self._settings.keep_best and self.evaluations.is_due(self.trainer_version)
-        return crossed or is_rated or self.num_steps_left == 0
+        version = self.trainer_version
+        is_rated = self._settings.keep_best and self.evaluations.is_due(version)
+        return is_rated or self.checkpoints.is_due(version, self._num_batches, self.now_s)
 
     @property
     def _verification_is_due(self) -> bool:

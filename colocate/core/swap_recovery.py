@@ -70,7 +70,8 @@ class RecoverableSwapper(Swapper):
         self._num_batches = 0
         self.engine_is_lost = self._engine_is_fresh = False
         self._trainer_starts = True
-        self.trainer_version = self.engine_version = self._saved_version = version
+        self.trainer_version = self.engine_version = version
+        self.checkpoints.begin(version, time_s)
         self._weights_of = None
         self._expects = version > 0 and self._settings.verify_every > 0
         self._departure = Departure(self._settings, self._buffer, self._costs)

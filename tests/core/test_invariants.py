@@ -67,6 +67,7 @@ def run_settings(draw: st.DrawFn, *, replays: bool) -> Settings:
         eval_before_first_step=draw(st.booleans()),
         eval_num_samples=draw(st.integers(1, 3)),
         checkpoint_every_steps=draw(st.integers(0, 2)),
+        checkpoint_every_s=draw(st.sampled_from([0.0, 0.0, 40.0])),
         **draw(of_flat_groups(replays=replays)),
     )
 
