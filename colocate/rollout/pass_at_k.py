@@ -84,7 +84,8 @@ def _interval(values: Sequence[float], *, share: bool) -> tuple[float, float] | 
         test = stats.binomtest(round(sum(values)), len(values))
         wilson = test.proportion_ci(CONFIDENCE, method="wilson")
         return float(wilson.low), float(wilson.high)
-    if len(set(values)) < 2:
+    # Means that differ by rounding alone are equal; the bootstrap knows no interval of them.
+    if np.allclose(values, values[0], rtol=1e-9, atol=0.0):
         return None
     found = stats.bootstrap(
         (np.asarray(values),),
@@ -94,4 +95,5 @@ def _interval(values: Sequence[float], *, share: bool) -> tuple[float, float] | 
         method="BCa",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    low, high = float(found.low), float(found.high)
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -81,6 +82,25 @@ def test_prompts_that_all_score_alike_say_nothing_of_how_far_they_scatter() -> N
     assert found["reward_mean"] == pytest.approx(0.4)
     assert "reward_mean_low" not in found
     assert found["pass@1_high"] > 0.3
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:The BCa")
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1), (0.2, 0.3, 0.1)],
+        [(0.5,), (0.5,), (0.5000000000000001,)],
+        [(0.0,)] * 9 + [(1e-300,)],
+    ],
+)
+def test_prompts_that_differ_by_rounding_have_no_interval_and_no_number_that_is_none(
+    rewards: list[tuple[float, ...]],
+) -> None:
+    """The bootstrap makes nan of them, which no line of eval.jsonl can hold."""
+    found = measure(verdicts(*rewards), k=1, pass_reward=1.0)
+    assert all(math.isfinite(value) for value in found.values())
+    assert "reward_mean" in found
+    assert "reward_mean_low" not in found
 
 
 def test_a_prompt_counts_for_pass_at_k_where_k_of_its_samples_were_scored() -> None:
