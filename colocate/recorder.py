@@ -93,10 +93,11 @@ class Recorder:
             if isinstance(action, act.RollBack):
                 self._go_back(action, scheduler)
         if isinstance(event, ev.EvaluationEnded):
-            self._write_evaluation(event)
+            self._write_evaluation(event, scheduler)
         if changed or event.time_s - self._shown_s >= REFRESH_S:
             self._shown_s = event.time_s
-            if self._phase is not Phase.STARTING:
+            # Of a run that begins there is nothing to show; one that lost a process has begun.
+            if self._phase is not Phase.STARTING or scheduler.swapper.incarnation:
                 self._display.update(self._snapshot(event.time_s, scheduler))
 
     def on_step(self, batch: TrainingBatch, report: StepReport, floor: Floor) -> None:
@@ -216,10 +217,10 @@ class Recorder:
         self._metrics.write(row)
         self._loggers.log(event.version, of_step(row))
 
-    def _write_evaluation(self, event: ev.EvaluationEnded) -> None:
-        """One in which nothing was scored is in the books only."""
+    def _write_evaluation(self, event: ev.EvaluationEnded, scheduler: Scheduler) -> None:
+        """One in which nothing was scored, or of an abandoned line, is in the books only."""
         self._trace.instant("evaluated", event.time_s, {"step": event.version, **event.metrics})
-        if not event.metrics:
+        if not event.metrics or event.version > scheduler.swapper.trainer_version:
             return
         if self._evaluations is None:
             self._evaluations = MetricsWriter(self._run_dir / EVALUATIONS)
@@ -243,6 +244,8 @@ class Recorder:
             self._evaluations.close()
             self._evaluations = None
             keep_steps(self._run_dir / EVALUATIONS, up_to=action.version)
+        if self._evaluated.get("step", 0) > action.version:
+            self._evaluated = {}
         self._spares = scheduler.books.spares.copy()
 
     def _redundancy(self, event: ev.BatchTrained, scheduler: Scheduler) -> dict[str, float]:

@@ -114,10 +114,14 @@ class SubmitEvaluation(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutEvaluation(Action):
-    """End the episodes of an evaluation that are not over; ``EvaluationEnded`` tells the rest."""
+    """End the episodes of an evaluation that are not over; ``EvaluationEnded`` tells the rest.
+
+    ``is_void``: no metrics are told, since it is to be done again.
+    """
 
     version: Version
     reason: str
+    is_void: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,13 +60,18 @@ class EvaluationAuditor:
                 self._open[action.version].is_cut = True
                 self._running = None
                 self._num_cut += 1
+                if action.is_void:
+                    self._begun.discard(action.version)
+            case act.RollBack():
+                self._begun = {version for version in self._begun if version <= action.version}
             case act.Park() if self._running is not None:
                 yield "exclusion", f"the evaluation of version {self._running} is parked"
             case _:
                 pass
 
     def _begin(self, action: act.Evaluate, engine_version: int) -> Iterator[Finding]:
-        if self._running is not None or action.version in self._begun:
+        known = self._begun | self._open.keys()
+        if self._running is not None or action.version in known:
             yield "exactly once", f"version {action.version} is evaluated again, or beside another"
         if action.version != engine_version:
             yield "fidelity", f"version {action.version} is evaluated on version {engine_version}"

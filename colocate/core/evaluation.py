@@ -2,12 +2,13 @@
 
     ROLLOUT entered, one due --Evaluate--> [running] --EvaluationEnded--> the swap may come
                                                |
-              deadline, stop, fault --CutEvaluation--> the swap may come; EvaluationEnded follows
+        deadline, stop, fault, loss --CutEvaluation--> the swap may come; EvaluationEnded follows
 
 An evaluation runs beside the rollout and is of one version of the weights, since the swap waits
-for it, though never longer than ``eval_timeout_s``. Its samples are no trajectories: they are in
-no group, have no lag, and are in no figure but the tally's. They share the engine's limit on
-requests with the trajectories, and nothing else.
+for it, though never longer than ``eval_timeout_s``. What else cuts it makes it void, and it is done
+again: in the rollout that follows a loss, or by the life that follows a stop or a fault. Its
+samples are no trajectories: they are in no group, have no lag, and are in no figure but the
+tally's. They share the engine's limit on requests with the trajectories, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ from colocate.core.types import Version
 
 @dataclass(slots=True)
 class _Running:
-    """One evaluation between ``Evaluate`` and its end. ``waiting``: samples at the gate."""
+    """One evaluation between ``Evaluate`` and its end.
+
+    ``waiting``: samples at the gate. ``before``: the version that was evaluated before.
+    """
 
     version: Version
     began_s: float
+    before: Version | None
     waiting: deque[int] = field(default_factory=deque)
     inflight: dict[str, int] = field(default_factory=dict)
     num_turns: Counter[int] = field(default_factory=Counter)
@@ -76,8 +81,8 @@ class Evaluations:
         # One that was cut has still to be told of, and is not mixed up with another of its version.
         if not self.is_due(version) or version in self._cut:
             return []
+        self._running = _Running(version, time_s, before=self._last)
         self._last = version
-        self._running = _Running(version, time_s)
         return [
             SetTimer(timer=_deadline_of(version), at_s=time_s + self._settings.eval_timeout_s),
             Evaluate(version=version, num_samples=self._settings.eval_num_samples),
@@ -138,10 +143,12 @@ class Evaluations:
         self._tally.tokens += sum(span.length for span in event.spans)
         return True
 
-    def ended(self, event: EvaluationEnded, *, is_saved: bool) -> list[Action]:
+    def ended(self, event: EvaluationEnded, *, present: Version, is_saved: bool) -> list[Action]:
         """Books an evaluation, and rates the checkpoint of its weights.
 
         Args:
+            event: What came of it.
+            present: The trainer's version; that of an evaluation is later where it is abandoned.
             is_saved: There is a checkpoint of this version.
 
         Raises:
@@ -156,11 +163,13 @@ class Evaluations:
             )
         if running is None:
             began_s = self._cut.pop(event.version)
+            if event.version == present and event.metrics and not event.num_cut:
+                self._last = present  # it was over when it was cut
         else:
             if running.waiting or running.inflight or event.num_cut:
                 raise ProtocolError(f"the evaluation of version {event.version} is not over")
             began_s, self._running = running.began_s, None
-        self._tally.end(event, event.time_s - began_s)
+        self._tally.end(event, event.time_s - began_s, counts=event.version <= present)
         if not (self._settings.keep_best and is_saved) or running is None:
             return []
         value = event.metrics.get(LEADING)
@@ -170,23 +179,32 @@ class Evaluations:
 
     def go_back(self, version: Version) -> list[Action]:
         """The run goes back to a version: what is taken again is evaluated again."""
+        actions = self.cut("the trainer was lost", is_void=True)
         if self._last is not None and self._last > version:
             self._last = version
-        return self.cut("the trainer was lost")
+        self._tally.go_back(version)
+        return actions
 
     def is_overdue(self, timer: str) -> bool:
         return self._running is not None and timer == _deadline_of(self._running.version)
 
-    def cut(self, reason: str) -> list[Action]:
-        """Lets go of the swap at once; what was scored so far is still to be told."""
+    def cut(self, reason: str, *, is_void: bool = False) -> list[Action]:
+        """Lets go of the swap at once; what was scored so far is still to be told.
+
+        Args:
+            reason: Why, for people.
+            is_void: It is to be done again, so that its metrics are not wanted.
+        """
         running, self._running = self._running, None
         if running is None:
             return []
         for request in running.inflight:
             self._requests.take_back(request)
         self._cut[running.version] = running.began_s
+        if is_void:
+            self._last = running.before
         self._tally.cut[reason] += 1
-        return [CutEvaluation(version=running.version, reason=reason)]
+        return [CutEvaluation(version=running.version, reason=reason, is_void=is_void)]
 
     def _current(self, version: Version) -> _Running | None:
         """The one that an event speaks of; None where it was cut.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colocate.core.events import EvaluationEnded
+from colocate.core.types import Version
 
 MAX_REASONS = 100
 OTHER_REASONS = "others, each in events.jsonl"
@@ -34,7 +35,8 @@ class EvaluationTally:
     seconds: float = 0.0
     results: list[dict[str, float]] = field(default_factory=list)
 
-    def end(self, event: EvaluationEnded, took_s: float) -> None:
+    def end(self, event: EvaluationEnded, took_s: float, *, counts: bool) -> None:
+        """``counts``: whether its metrics are of the line that survives."""
         self.num_ended += 1
         self.seconds += took_s
         self.samples["scored"] += event.num_scored
@@ -43,8 +45,12 @@ class EvaluationTally:
             is_new = reason not in self.lost and len(self.lost) >= MAX_REASONS
             self.lost[OTHER_REASONS if is_new else reason] += count
             self.samples["lost"] += count
-        if event.metrics:
+        if event.metrics and counts:
             self.results.append({"step": event.version, **event.metrics})
+
+    def go_back(self, version: Version) -> None:
+        """What was measured of later versions is of a line that is abandoned."""
+        self.results = [result for result in self.results if result["step"] <= version]
 
     def summary(self) -> dict[str, Any] | None:
         """``summary.json``'s ``eval``; None of a run that evaluated nothing."""

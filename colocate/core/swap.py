@@ -147,7 +147,7 @@ class Swapper:
         if self.phase is Phase.ROLLOUT:
             # Parked first: what requests in flight have sampled belongs into the checkpoint.
             self._num_batches, self._parked = 0, False
-            actions = self.evaluations.cut("the run was stopped")
+            actions = self.evaluations.cut("the run was stopped", is_void=True)
             actions += self._enter(Cause.SWAP_DUE, event.time_s)
             return [*actions, self._grace(event.time_s)]
         if self.phase is Phase.STARTING:
@@ -170,7 +170,7 @@ class Swapper:
         is_there = not at_work and not trainer_is_lost
         unsaved = is_there and self.trainer_version > self.checkpoints.version
         self.outcome = Outcome(status="failed", error=error, signal=self._signal)
-        cut = self.evaluations.cut("the run failed")
+        cut = self.evaluations.cut("the run failed", is_void=True)
         self._leave(Cause.FAULT, time_s)
         return [*cut, CloseRun(checkpoint=unsaved, version=self.trainer_version)]
 
@@ -212,7 +212,7 @@ class Swapper:
 
     def evaluation_ended(self, event: EvaluationEnded) -> list[Action]:
         is_saved = self.checkpoints.version == event.version > 0
-        return self.evaluations.ended(event, is_saved=is_saved)
+        return self.evaluations.ended(event, present=self.trainer_version, is_saved=is_saved)
 
     def _complete(self, time_s: float) -> list[Action]:
         self.outcome = Outcome(status="completed")

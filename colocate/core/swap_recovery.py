@@ -45,7 +45,8 @@ class RecoverableSwapper(Swapper):
         """What was leased and not trained goes back; the swap that it was leased for is no more."""
         if self.phase in (Phase.ROLLOUT, Phase.PARKING, Phase.SLEEPING):
             self._num_batches = 0
-        actions = [*self.evaluations.cut("the engine was lost"), *self._return_leases(time_s)]
+        cut = self.evaluations.cut("the engine was lost", is_void=True)
+        actions = [*cut, *self._return_leases(time_s)]
         self.incarnation += 1
         self.engine_is_lost = self._trainer_starts = False
         self._engine_is_fresh = True

@@ -82,23 +82,23 @@ class Evaluator:
         self._plan = plan
         self._tasks = tasks
         self._on_fault = on_fault
-        self._rounds: dict[Version, _Round] = {}
+        self._rounds: list[_Round] = []
 
     def begin(self, action: Evaluate) -> None:
         assert action.num_samples == self._plan.num_samples
         begun = _Round(action.version, self._desk, self._plan, self._tasks, self._on_fault)
-        self._rounds = {v: r for v, r in self._rounds.items() if not r.is_over}
-        self._rounds[action.version] = begun
+        # One that was cut may still be closing its environments.
+        self._rounds = [*(each for each in self._rounds if not each.is_over), begun]
 
     def let_through(self, action: SubmitEvaluation) -> None:
         self._desk.gate.let_through(_id_of(action.sample), action.request)
 
     def cut(self, action: CutEvaluation) -> None:
-        self._rounds[action.version].cut()
+        self._rounds[-1].cut(is_void=action.is_void)
 
     async def close(self) -> None:
         """Ends all episodes; what was scored is told, where it can be told soon."""
-        for each in self._rounds.values():
+        for each in self._rounds:
             await each.close()
 
 
@@ -139,11 +139,11 @@ class _Round:
         alive = any(not task.done() for task in self._playing)
         return not alive and self._telling is not None and self._telling.done()
 
-    def cut(self) -> None:
+    def cut(self, *, is_void: bool) -> None:
         """Ends what is still played. Environments may take a while to close; nobody waits."""
         self._end_play()
         if self._telling is None:
-            self._tell()
+            self._tell(is_void=is_void)
 
     async def close(self) -> None:
         self._end_play()
@@ -230,9 +230,10 @@ class _Round:
         if not self._unsettled:
             self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self, *, is_void: bool = False) -> None:
         verdicts, lost, num_cut = tuple(self._verdicts), dict(self._lost), len(self._unsettled)
-        find = partial(measure, verdicts, k=self._plan.k, pass_reward=self._plan.pass_reward)
+        measured = () if is_void else verdicts
+        find = partial(measure, measured, k=self._plan.k, pass_reward=self._plan.pass_reward)
 
         async def tell() -> None:
             try:

@@ -75,6 +75,64 @@ def test_whatever_is_lost_in_whatever_order_the_run_completes_with_its_books_bal
     tokens, resumed = summary["tokens"], summary["resumed"]["tokens"]
     resident = sum(t.num_sampled_tokens for t in world.scheduler.buffer)
     assert tokens["generated"] + resumed == tokens["trained"] + tokens["discarded"] + resident
+    measured = [result["step"] for result in world.scheduler.books.evaluations.results]
+    assert measured == sorted(set(measured))
+
+
+EVALUATED = dataclasses.replace(BASE, eval_every_steps=1, eval_num_samples=2, keep_best=True)
+
+
+def reach_evaluation(world: World, version: int) -> None:
+    """Up to the middle of the evaluation of a version."""
+    while world._evaluation is None or world._evaluation.version != version:
+        world.step_fairly()
+    world._go_on_evaluating(2)
+
+
+@pytest.mark.parametrize("lost", [ev.EngineLost, ev.TrainerLost])
+@pytest.mark.parametrize("version", [0, 2, BASE.steps])
+def test_an_evaluation_under_which_a_process_is_lost_is_done_again(
+    lost: type[ev.EngineLost | ev.TrainerLost], version: int
+) -> None:
+    world = World(EVALUATED)
+    reach_evaluation(world, version)
+    world.take(lost(time_s=world.time_s, error="it died"))
+    world._tell_of_cut(0)
+    summary = finish(world)
+    results = world.scheduler.books.evaluations.results
+    assert [result["step"] for result in results] == list(range(BASE.steps + 1))
+    assert sum(summary["eval"]["cut"].values()) == 1
+    assert [rating.version for rating in world.ratings] == list(range(1, BASE.steps + 1))
+
+
+def test_one_that_was_over_when_the_engine_was_lost_counts() -> None:
+    world = World(EVALUATED)
+    reach_evaluation(world, 2)
+    evaluation = world._evaluation
+    assert evaluation is not None
+    while evaluation.num_open:
+        world._answer_sample(min(evaluation.acting), "score")
+    world.take(ev.EngineLost(time_s=world.time_s, error="it died"))
+    evaluation.is_void = False  # its end was on the way
+    world._tell_of_cut(0)
+    summary = finish(world)
+    assert summary["eval"]["evaluations"] == BASE.steps + 1
+    assert summary["eval"]["samples"]["cut"] == 0
+
+
+def test_evaluations_of_an_abandoned_line_leave_no_results() -> None:
+    run = dataclasses.replace(EVALUATED, keep_best=False, checkpoint_every_steps=0)
+    world = World(run)
+    reach_evaluation(world, 2)
+    evaluation = world._evaluation
+    assert evaluation is not None
+    world.take(ev.TrainerLost(time_s=world.time_s, error="it died"))
+    evaluation.is_void = False  # its end was on the way
+    world._tell_of_cut(0)
+    assert [r["step"] for r in world.scheduler.books.evaluations.results] == [0]
+    finish(world)
+    results = world.scheduler.books.evaluations.results
+    assert [result["step"] for result in results] == list(range(BASE.steps + 1))
 
 
 @given(worlds_of_losses(), st.data(), st.integers(0, 120), st.booleans())

@@ -104,6 +104,7 @@ class Evaluation:
     inflight: dict[int, str] = field(default_factory=dict)
     scored: int = 0
     lost: int = 0
+    is_void: bool = False
 
     @property
     def num_open(self) -> int:
@@ -477,7 +478,7 @@ class World:
 
     def _tell(self, evaluation: Evaluation, *, num_cut: int) -> None:
         lost = {"it was unlucky": evaluation.lost} if evaluation.lost else {}
-        metrics = {"pass@1": 0.5} if evaluation.scored else {}
+        metrics = {"pass@1": 0.5} if evaluation.scored and not evaluation.is_void else {}
         self.take(
             ev.EvaluationEnded(
                 time_s=self._tick(),
@@ -731,6 +732,7 @@ class World:
                 self._evaluation.inflight[action.sample] = action.request
             case act.CutEvaluation():
                 assert self._evaluation is not None
+                self._evaluation.is_void = action.is_void
                 self._untold.append(self._evaluation)
                 self._evaluation = None
             case act.RollBack():

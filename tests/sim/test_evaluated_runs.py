@@ -18,7 +18,7 @@ from colocate.core.swap import Outcome
 from colocate.driver import Observer
 from colocate.journal import read_journal
 from colocate.loggers.group import LoggerGroup
-from colocate.ports import Prompt
+from colocate.ports import EngineLostError, Prompt, TrainerLostError
 from colocate.recorder import Recorder
 from colocate.replay import replay
 from colocate.report.display import NoDisplay
@@ -28,6 +28,7 @@ from colocate.sim.clock import run_virtual
 from colocate.sim.ports import SimEnvironmentSettings
 from colocate.sim.run import SimSettings, Simulation, rules_of
 from tests.config.trees import with_values
+from tests.mortality import Mortal
 
 BASE = Settings(steps=4, group_size=3, groups_per_step=2, max_staleness=2)
 NUM_PROMPTS, NUM_EACH = 5, 2
@@ -52,6 +53,7 @@ def run(
     *,
     stop_at_s: float | None = None,
     observers: Sequence[Observer] = (),
+    lose: tuple[str, float] | None = None,
     **changes: Any,
 ) -> tuple[Simulation, Outcome]:
     settings = dataclasses.replace(BASE, **changes)
@@ -68,6 +70,14 @@ def run(
         if stop_at_s is not None:
             loop = asyncio.get_running_loop()
             loop.call_at(loop.time() + stop_at_s, simulation.driver.request_stop, 15)
+        if lose is not None:
+            process, at_s = lose
+            mortal = {
+                "engine": Mortal(simulation.inference, EngineLostError, "the engine"),
+                "trainer": Mortal(simulation.trainer, TrainerLostError, "rank 0"),
+            }[process]
+            loop = asyncio.get_running_loop()
+            loop.call_at(loop.time() + at_s, mortal.strike, "dies")
         before = asyncio.all_tasks()
         outcome = await simulation.run()
         assert asyncio.all_tasks() == before, "a task was left behind"
@@ -143,6 +153,7 @@ def test_a_stop_in_an_evaluation_ends_it_and_the_run(tmp_path: Path) -> None:
     assert summary["cut"] == {"the run was stopped": 1}
     [event] = ended(tmp_path)
     assert event.num_cut > 0
+    assert not event.metrics
 
 
 def test_samples_that_environments_spoil_are_counted_by_reason(tmp_path: Path) -> None:
@@ -168,6 +179,26 @@ def test_the_checkpoint_of_each_evaluation_is_rated(tmp_path: Path) -> None:
     assert [value for value, _ in rated.values()] == [
         event.metrics["pass@1"] for event in ended(tmp_path)[1:]
     ]
+
+
+@pytest.mark.parametrize("at_s", [4.0, 20.0])
+@pytest.mark.parametrize("process", ["engine", "trainer"])
+def test_a_loss_leaves_one_line_of_each_version_in_eval_jsonl(
+    tmp_path: Path, process: str, at_s: float
+) -> None:
+    config = RunConfig.model_validate(with_values({}))
+    recorder = Recorder(config, tmp_path, NoDisplay(), LoggerGroup({}))
+    simulation, outcome = run(
+        tmp_path, observers=[recorder], lose=(process, at_s), max_restarts=3, **EVALUATED
+    )
+    recorder.close()
+    assert outcome.status == "completed", outcome.error
+    rows = read_evaluations(tmp_path)
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert all(row["num_samples"] == NUM_PROMPTS * NUM_EACH for row in rows)
+    summary = simulation.scheduler.summary()
+    assert summary["recoveries"][process] == 1
+    assert summary["eval"]["last"]["step"] == 4
 
 
 class Kept:
