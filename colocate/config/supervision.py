@@ -12,7 +12,9 @@ class SupervisionConfig(Section):
     phase_timeout_s: PositiveFloat = Field(300.0, description="Deadline of each phase of a swap.")
     training_timeout_s: PositiveFloat = Field(3600.0, description="Deadline of a training phase.")
     idle_timeout_s: PositiveFloat = Field(
-        600.0, description="A rollout in which nothing happens for so long ends the run."
+        600.0,
+        description="A rollout in which nothing happens for so long ends the run, or, where an "
+        "engine owes answers, has that started anew.",
     )
     grace_s: PositiveFloat = Field(20.0, description="For an orderly end after a signal.")
     max_restarts: NonNegativeInt = Field(

@@ -9,6 +9,8 @@ HOLDS = {
     "supervision.start_timeout_s": 100.0,
     "supervision.phase_timeout_s": 300.0,
     "supervision.training_timeout_s": 200.0,
+    "supervision.idle_timeout_s": 250.0,
+    "environment.step_timeout_s": 100.0,
     "supervision.restart_window_s": 800.0,
 }
 
@@ -19,6 +21,11 @@ def test_a_window_holds_as_many_restarts_as_deadlines_allow() -> None:
     assert problem.field == "supervision.restart_window_s"
     assert "800 s" in problem.rule
     assert problem.remedy.startswith("set supervision.restart_window_s=800,")
+
+
+def test_an_engine_that_hangs_in_the_rollout_is_noticed_no_sooner_than_its_deadline() -> None:
+    problem = problem_of({**HOLDS, "supervision.idle_timeout_s": 400.0})
+    assert problem.remedy.startswith("set supervision.restart_window_s=1000,")
 
 
 def test_without_restarts_there_is_nothing_to_count() -> None:
