@@ -129,14 +129,14 @@ class Recovery:
     def lose(self, process: Process, cause: str, time_s: float) -> list[Action]:
         """A process is lost, or taken for lost since it does not answer."""
         swapper = self._swapper
-        if process is Process.ENGINE and swapper.engine_is_lost:
-            return []  # it is known, and waits until the trainer is done
         is_trainer = process is Process.TRAINER
         if swapper.phase is Phase.CLOSING:
             # What is being closed need not live; a trainer may still have had to be saved.
             return swapper.fail(cause, time_s) if is_trainer else []
         if swapper.is_stopping:
             return swapper.stop_without(process, cause, time_s)
+        if process is Process.ENGINE and swapper.engine_is_lost:
+            return swapper.lose_engine(time_s)  # it is known, and was counted
         if not self.restarts.allow(process, cause, time_s):
             error = self.restarts.explain_refusal(cause)
             return swapper.fail(error, time_s, trainer_is_lost=is_trainer)

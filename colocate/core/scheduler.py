@@ -84,6 +84,8 @@ _OF_WORK = frozenset(
         EpisodeResumed,
         EpisodeNotResumed,
         BatchTrained,
+        CheckpointWritten,
+        Relieved,
         EvaluationTurnReady,
         EvaluationRequestEnded,
     }

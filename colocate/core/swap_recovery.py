@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from colocate.core.actions import Action, StartEngine, StartPorts
+from colocate.core.actions import Action, SampleMemory, StartEngine, StartPorts
 from colocate.core.departure import Departure
 from colocate.core.events import PhaseEnded, TimerFired
 from colocate.core.phases import Cause, Phase, next_phase
 from colocate.core.restarts import Process
-from colocate.core.swap import Outcome, Swapper
+from colocate.core.swap import MEMORY_POLL_S, Outcome, Swapper
 from colocate.core.types import Version
 
 _OF_TRAINER = (Phase.TRAINER_WAKING, Phase.TRAINING, Phase.TRAINER_OFFLOADING)
@@ -36,10 +36,12 @@ class RecoverableSwapper(Swapper):
 
     def lose_engine(self, time_s: float) -> list[Action]:
         """Starts a new engine: now, or when the trainer, which is at work, is done."""
-        if self.phase in _OF_TRAINER and not self._waits:
-            self.engine_is_lost = True
-            return []
-        return self._replace_engine(time_s)
+        is_done = self.phase is Phase.TRAINER_OFFLOADING and self._waits
+        if self.phase not in _OF_TRAINER or is_done:
+            return self._replace_engine(time_s)
+        self.engine_is_lost = True
+        # Where it was to be relieved of memory, that is free now.
+        return [SampleMemory(at_s=time_s + MEMORY_POLL_S)] if self._waits else []
 
     def _replace_engine(self, time_s: float) -> list[Action]:
         """What was leased and not trained goes back; the swap that it was leased for is no more."""

@@ -17,6 +17,7 @@ from colocate.core.buffer import Buffer
 from colocate.core.deadlines import STOOD_STILL_S
 from colocate.core.phases import TRANSITIONS, Cause
 from colocate.core.phases import Phase as RunPhase
+from colocate.core.remedies import Remedy
 from colocate.core.restarts import Process, Restarts
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError
@@ -231,6 +232,39 @@ def test_a_rollback_goes_to_the_last_checkpoint_that_is_whole() -> None:
     world.take(ev.TrainerLost(time_s=world.time_s, error="it died"))
     assert world.scheduler.swapper.trainer_version == 2
     finish(world)
+
+
+def test_an_engine_that_is_known_to_be_lost_keeps_no_swap_waiting_for_its_memory() -> None:
+    world = World(BASE)
+    reach(world, RunPhase.TRAINING)
+    lost = ev.EngineLost(time_s=world.time_s, error="it died")
+    world.take(lost)
+    reach(world, RunPhase.TRAINER_OFFLOADING)
+    world.trainer_leak = 100
+    world.ineffective.add(act.Relieve)
+    while not isinstance(world._operation, act.Relieve):
+        world.step_fairly()
+    world._operation = None  # it asked the engine, too
+    world.take(dataclasses.replace(lost, time_s=world.time_s))
+    assert world.scheduler.phase is RunPhase.STARTING
+    world.trainer_leak = 0
+    assert finish(world)["recoveries"]["engine"] == 1
+
+
+def test_what_comes_in_of_a_phase_that_was_given_up_does_not_fail_a_run_that_closes() -> None:
+    world = World(BASE)
+    reach(world, RunPhase.TRAINER_OFFLOADING)
+    world.take(ev.StopRequested(time_s=world.time_s, signal=15))
+    world.take(ev.TimerFired(time_s=world.time_s + BASE.grace_s, timer="grace"))
+    assert world.scheduler.phase is RunPhase.CLOSING
+    version = world.scheduler.swapper.trainer_version
+    late = world.scheduler.books.late_events
+    for event in (
+        ev.CheckpointWritten(time_s=world.time_s, version=version),
+        ev.Relieved(time_s=world.time_s, remedy=Remedy.COLLECT),
+    ):
+        assert world.scheduler.handle(event) == []
+    assert world.scheduler.books.late_events == late + 2
 
 
 def test_restarts_are_bounded_and_the_run_ends_with_the_cause_of_the_last() -> None:
