@@ -17,6 +17,7 @@ _RENAMED = {
     "tokens_per_s": "perf/train_tokens_per_s",
     "time_s": "perf/time_s",
     "swaps": "swap/count",
+    "process_restarts": "perf/process_restarts",
     "num_replayed": "rollout/num_replayed",
     "truncated_fraction": "rollout/truncated_fraction",
     "flat_group_fraction": "rollout/flat_group_fraction",
