@@ -22,6 +22,7 @@ LOOPBACK = "127.0.0.1"
 KEEPALIVE_S = 15.0
 """After which a connection on which nothing is sent is tried, so that those that are gone end."""
 
+_HOSTS = (LOOPBACK, "localhost")
 _SCRIPT = "watch.js"
 _POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; img-src data:; "
@@ -115,7 +116,6 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, board: Board, port: int) -> None:
         super().__init__((LOOPBACK, port), _Handler)
         self.board = board
-        self.hosts = {f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no news."""
@@ -128,9 +128,11 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        # A page of another site whose name was made to point here would come with that name.
-        if self.headers.get("Host") not in self.server.hosts:
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", "This host is not served.\n")
+        # A page of another site whose name was made to point here would come with that name. The
+        # port is that of the browser's end, which may be another's end of a tunnel.
+        if (self.headers.get("Host") or "").partition(":")[0] not in _HOSTS:
+            told = f"This host is not served; ask for {LOOPBACK} or localhost.\n"
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", told)
             return
         board = self.server.board
         strip, page, revision, _ = board.read()
