@@ -203,7 +203,9 @@ class _Run:
             outcome = Outcome(status="failed", error=f"{type(error).__name__}: {text}")
         finally:
             self._recorder.close()
-        # In a thread: what a tracker has yet to send may take a while.
+        # At once, as trackers may have much to send yet, and somebody may lose patience.
+        summary = self._summarize(outcome, scheduler, provider, began_s)
+        write_summary(self._run_dir / "summary.json", summary)
         succeeded = outcome.status == "completed"
         patience_s = CLOSE_PATIENCE_S if succeeded else self._config.supervision.grace_s
         await asyncio.to_thread(self._loggers.close, succeeded=succeeded, patience_s=patience_s)
