@@ -25,8 +25,14 @@ from colocate.core.actions import (
     SubmitEvaluation,
 )
 from colocate.core.admission import RequestQueue
+from colocate.core.deadlines import STOOD_STILL_S
 from colocate.core.evaluation_tally import LEADING, EvaluationTally
-from colocate.core.events import EvaluationEnded, EvaluationRequestEnded, EvaluationTurnReady
+from colocate.core.events import (
+    EvaluationEnded,
+    EvaluationRequestEnded,
+    EvaluationTurnReady,
+    TimerFired,
+)
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError
 from colocate.core.types import Version
@@ -42,6 +48,7 @@ class _Running:
     version: Version
     began_s: float
     before: Version | None
+    due_s: float
     waiting: deque[int] = field(default_factory=deque)
     inflight: dict[str, int] = field(default_factory=dict)
     num_turns: Counter[int] = field(default_factory=Counter)
@@ -81,10 +88,11 @@ class Evaluations:
         # One that was cut has still to be told of, and is not mixed up with another of its version.
         if not self.is_due(version) or version in self._cut:
             return []
-        self._running = _Running(version, time_s, before=self._last)
+        due_s = time_s + self._settings.eval_timeout_s
+        self._running = _Running(version, time_s, before=self._last, due_s=due_s)
         self._last = version
         return [
-            SetTimer(timer=_deadline_of(version), at_s=time_s + self._settings.eval_timeout_s),
+            SetTimer(timer=_deadline_of(version), at_s=due_s),
             Evaluate(version=version, num_samples=self._settings.eval_num_samples),
         ]
 
@@ -185,8 +193,16 @@ class Evaluations:
         self._tally.go_back(version)
         return actions
 
-    def is_overdue(self, timer: str) -> bool:
-        return self._running is not None and timer == _deadline_of(self._running.version)
+    def timer_fired(self, event: TimerFired) -> list[Action]:
+        """Cuts one whose time is over, unless the driver was stopped itself meanwhile."""
+        running = self._running
+        if running is None or event.timer != _deadline_of(running.version):
+            return []
+        timeout_s = self._settings.eval_timeout_s
+        if event.time_s >= running.due_s + STOOD_STILL_S:
+            running.due_s = event.time_s + timeout_s
+            return [SetTimer(timer=event.timer, at_s=running.due_s)]
+        return self.cut(f"eval.timeout_s = {timeout_s}")
 
     def cut(self, reason: str, *, is_void: bool = False) -> list[Action]:
         """Lets go of the swap at once; what was scored so far is still to be told.

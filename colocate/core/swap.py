@@ -489,14 +489,12 @@ class Swapper:
                 f"{self._settings.grace_s} s of the signal",
             )
             return self._close(event.time_s, checkpoint=False)
-        if self.evaluations.is_overdue(event.timer):
-            return self.evaluations.cut(f"eval.timeout_s = {self._settings.eval_timeout_s}")
         if self._deadlines.is_of_idling(event) and self.phase is Phase.ROLLOUT:
             due_s = self.progress_s + self._settings.idle_timeout_s
             if event.time_s >= due_s:
                 return self.fail(self._explain_idling(), event.time_s)
             return [self._deadlines.watch_idling(self.progress_s)]
-        return []
+        return self.evaluations.timer_fired(event)
 
     def _explain_deadline(self) -> str:
         if self.phase is Phase.PARKING:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from colocate.core import actions as act
 from colocate.core import events as ev
+from colocate.core.deadlines import STOOD_STILL_S
 from colocate.core.departure import Departure
 from colocate.core.evaluation import Evaluations
 from colocate.core.phases import Phase
@@ -81,6 +82,16 @@ def test_the_deadline_lets_go_of_the_swap_and_what_was_scored_is_told_later() ->
     assert books.samples == {"scored": 1, "cut": 1}
     assert books.cut == {"eval.timeout_s = 600.0": 1}
     finish(world)
+
+
+def test_a_driver_that_was_stopped_beyond_the_deadline_sets_it_anew() -> None:
+    world = in_rollout(small(**EVALUATED))
+    world.time_s = world._evaluation_timers[0][0] + 2 * STOOD_STILL_S
+    world._fire_evaluation_timer(0)
+    assert world._evaluation is not None
+    assert [at_s for at_s, _ in world._evaluation_timers] == [world.time_s + 600.0]
+    world._fire_evaluation_timer(0)
+    assert world.scheduler.books.evaluations.cut == {"eval.timeout_s = 600.0": 1}
 
 
 def test_a_deadline_at_the_end_of_the_run_ends_the_run() -> None:
