@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 NAME = "live.json"
 
 _EVERY_S = 1.0
+_SAME_S = 5.0
+"""Two processes of one number do not begin so near to each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,11 @@ class Live:
         if self.host != socket.gethostname():
             return None
         try:
-            return bool(psutil.Process(self.process).create_time() == self.process_began_s)
+            process = psutil.Process(self.process)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            # Both are reckoned from when the machine was booted, of which it changes its mind.
+            return bool(abs(process.create_time() - self.process_began_s) < _SAME_S)
         except psutil.Error:
             return False
 

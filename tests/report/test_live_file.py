@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,6 +69,29 @@ os.kill(os.getpid(), signal.SIGKILL)
     live = read_live(tmp_path)
     assert live is not None
     assert live.is_alive is False
+
+
+def test_a_run_that_was_killed_and_that_nobody_has_taken_note_of_does_not_go_on(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "from colocate.report.live_file import LiveFile\n"
+        "LiveFile(pathlib.Path(sys.argv[1])).starting('x')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "live.json")]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert read_live(tmp_path) is not None
+        assert not has_process(tmp_path)
+
+
+def test_a_clock_that_was_set_a_little_takes_no_run_for_dead(tmp_path: Path) -> None:
+    LiveFile(tmp_path / "live.json").starting("x")
+    told = json.loads((tmp_path / "live.json").read_text())
+    told["process_began_s"] += 1.0
+    (tmp_path / "live.json").write_text(json.dumps(told))
+    assert has_process(tmp_path)
 
 
 def test_another_process_with_the_number_of_the_runs_is_not_the_run(tmp_path: Path) -> None:
