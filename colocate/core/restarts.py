@@ -45,8 +45,8 @@ class Restarts:
         if not self.limit:
             return cause
         return (
-            f"{cause} It is not started again: there were {len(self._times_s)} restarts within "
-            f"supervision.restart_window_s = {self.window_s:g} s, and "
+            f"{cause.rstrip('. ')}. It is not started again: there were {len(self._times_s)} "
+            f"restarts within supervision.restart_window_s = {self.window_s:g} s, and "
             f"supervision.max_restarts is {self.limit}"
         )
 
