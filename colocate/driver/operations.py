@@ -109,7 +109,8 @@ class Operations:
         """Cancels an operation whose process is lost, and waits a while for its end."""
         if operation is None:
             return
-        operation.cancel()
+        if not operation.cancelling():  # once more would break off what it tidies up
+            operation.cancel()
         await asyncio.wait([operation], timeout=LET_GO_S)
         if not operation.done():
             logger.error("an operation on a lost process does not end, and is let go")
