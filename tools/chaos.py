@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tools.chaos_run.checks import find_faults_of_books
 from tools.chaos_run.ordeal import Ordeal
 from tools.chaos_run.schedule import draw_schedule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import psutil
 
 from colocate.report.records import read_metrics
 from tools.chaos_run.schedule import Fault
+from tools.run_processes import processes_of
 
 POLL_S = 0.2
 DRIVER_STOPPED_S = 8.0
@@ -43,7 +43,7 @@ class Ordeal:
         self.struck: list[Fault] = []
         self.num_lives = 0
         self._overrides = [*SMALL, f"steps={steps}", f"hydra.run.dir={run_dir}", *overrides]
-        self._driver: subprocess.Popen[bytes] | None = None
+        self._driver: psutil.Popen | None = None
 
     def endure(self, schedule: Sequence[Fault]) -> int:
         """Runs to the end of the last life; returns its exit status."""
@@ -60,7 +60,7 @@ class Ordeal:
         resume = "auto" if self.num_lives else "never"
         self.num_lives += 1
         command = [sys.executable, "-m", "colocate.cli.main", "train", *self._overrides]
-        self._driver = subprocess.Popen([*command, f"resume={resume}"])
+        self._driver = psutil.Popen([*command, f"resume={resume}"])
 
     def _is_over(self) -> bool:
         return self._driver is not None and self._driver.poll() == 0
@@ -78,10 +78,8 @@ class Ordeal:
 
     def _look(self) -> None:
         assert self._driver is not None
-        try:
-            self.seen |= set(psutil.Process(self._driver.pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            return
+        for processes in processes_of(self._driver).values():
+            self.seen.update(processes)
 
     def _go_on_until(self, fault: Fault) -> None:
         due_s = time.monotonic() + LIFE_DEADLINE_S
@@ -118,11 +116,7 @@ class Ordeal:
     def _victims(self, fault: Fault) -> list[psutil.Process]:
         if self._driver is None or self._driver.poll() is not None:
             return []
-        driver = psutil.Process(self._driver.pid)
-        if fault.target == "driver":
-            return [driver]
-        is_wanted = _is_rank if fault.target == "rank" else _is_engine
-        return [process for process in driver.children(recursive=True) if is_wanted(process)]
+        return processes_of(self._driver).get(fault.target, [])
 
     def _strike(self, fault: Fault) -> None:
         self._look()
@@ -138,18 +132,3 @@ class Ordeal:
             time.sleep(DRIVER_STOPPED_S)
             for process in victims:
                 process.resume()
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return ""
-
-
-def _is_rank(process: psutil.Process) -> bool:
-    return "colocate.adapters.deepspeed.rank" in _command(process)
-
-
-def _is_engine(process: psutil.Process) -> bool:
-    return "VLLM::" in _command(process)
