@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tools.swap_bench.trend import trend_of
+from tools.trend import trend_of
 
 SWAPS = 80
 TRIALS = 200

@@ -13,7 +13,7 @@ from typing import Any
 from tools.swap_bench.setting import Setting
 from tools.swap_bench.swaps import SWAP_PARTS, Swap
 from tools.swap_bench.transport import Round
-from tools.swap_bench.trend import trend_of
+from tools.trend import trend_of
 
 SCHEMA = 1
 

@@ -13,13 +13,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from colocate.core.residual import slope
 
-Z = 1.96
-"""Of a normal distribution: intervals hold the slope in 95 of 100 cases."""
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Trend:
 
     Attributes:
         slope: Per reading.
-        low, high: The interval that holds it, with 95% confidence.
+        low, high: The interval that holds it, with the confidence that was asked for.
     """
 
     slope: float
@@ -40,8 +40,12 @@ class Trend:
         return not self.low <= 0 <= self.high
 
 
-def trend_of(values: Sequence[float]) -> Trend:
+def trend_of(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Trend:
     """Of at least 4 readings at equal distances.
+
+    Args:
+        confidence: That the interval holds the slope. Who judges ``n`` trends at once and wants no
+            false one among them asks for ``1 - 0.05 / n`` of each (Bonferroni).
 
     Raises:
         ValueError: fewer readings.
@@ -57,7 +61,7 @@ def trend_of(values: Sequence[float]) -> Trend:
     variance = (
         count * (count - 1) * (2 * count + 5) - float(np.sum(ties * (ties - 1) * (2 * ties + 5)))
     ) / 18
-    reach = Z * math.sqrt(variance * _widening(data - middle * np.arange(count)))
+    reach = _z(confidence) * math.sqrt(variance * _widening(data - middle * np.arange(count)))
     low = math.floor((len(slopes) - reach) / 2) - 1
     high = math.ceil((len(slopes) + reach) / 2)
     return Trend(
@@ -82,9 +86,14 @@ def _widening(residuals: np.ndarray) -> float:
     total = 0.0
     for lag in range(1, max(2, count // 4)):
         correlation = float(ranks[:-lag] @ ranks[lag:]) / power
-        if abs(correlation) > Z / math.sqrt(count):
+        if abs(correlation) > _z(CONFIDENCE) / math.sqrt(count):
             total += (count - lag) * (count - lag - 1) * (count - lag - 2) * correlation
     return max(1.0, 1 + 2 * total / (count * (count - 1) * (count - 2)))
+
+
+def _z(confidence: float) -> float:
+    """How many standard deviations to either side hold that share of a normal distribution."""
+    return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

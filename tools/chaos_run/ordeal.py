@@ -1,0 +1,134 @@
+"""One run under a schedule of faults, over as many lives as it takes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from colocate.report.records import read_metrics
+from tools.chaos_run.schedule import Fault
+from tools.run_processes import processes_of
+
+POLL_S = 0.2
+DRIVER_STOPPED_S = 8.0
+LIFE_DEADLINE_S = 3600.0
+
+SMALL = (
+    "+experiment=quickstart",
+    "algorithm.group_size=8",
+    "algorithm.groups_per_step=4",
+    "inference.kv_cache_memory_bytes=67108864",
+    "memory.budget_bytes=null",
+    "inference.sleep=2",
+    "checkpoint.every_steps=2",
+    "logger.display=off",
+    # A process that is stopped is found by these.
+    "supervision.phase_timeout_s=60",
+    "supervision.training_timeout_s=60",
+    "supervision.idle_timeout_s=60",
+    "supervision.max_restarts=20",
+)
+
+
+class Ordeal:
+    """``seen`` are all processes that were seen of it, by run; ``struck`` the faults so far."""
+
+    def __init__(self, run_dir: Path, steps: int, overrides: Sequence[str]) -> None:
+        self.run_dir = run_dir
+        self.seen: set[psutil.Process] = set()
+        self.struck: list[Fault] = []
+        self.num_lives = 0
+        self._overrides = [*SMALL, f"steps={steps}", f"hydra.run.dir={run_dir}", *overrides]
+        self._driver: psutil.Popen | None = None
+
+    def endure(self, schedule: Sequence[Fault]) -> int:
+        """Runs to the end of the last life; returns its exit status."""
+        for fault in schedule:
+            self._go_on_until(fault)
+            if self._is_over():
+                break
+            self._strike(fault)
+        return self._finish()
+
+    # Lives
+
+    def _begin_life(self) -> None:
+        resume = "auto" if self.num_lives else "never"
+        self.num_lives += 1
+        command = [sys.executable, "-m", "colocate.cli.main", "train", *self._overrides]
+        self._driver = psutil.Popen([*command, f"resume={resume}"])
+
+    def _is_over(self) -> bool:
+        return self._driver is not None and self._driver.poll() == 0
+
+    def _keep_alive(self) -> None:
+        """A driver that a fault has ended is started again; one that failed by itself is not."""
+        if self._driver is None:
+            self._begin_life()
+            return
+        status = self._driver.poll()
+        if status not in (None, 0, 1, 2):
+            print(f"the driver is gone with {status}, and is started again", flush=True)
+            self._begin_life()
+        self._look()
+
+    def _look(self) -> None:
+        assert self._driver is not None
+        for processes in processes_of(self._driver).values():
+            self.seen.update(processes)
+
+    def _go_on_until(self, fault: Fault) -> None:
+        due_s = time.monotonic() + LIFE_DEADLINE_S
+        while self._num_steps() < fault.after_step or not self._victims(fault):
+            self._keep_alive()
+            if self._driver is not None and self._driver.poll() in (0, 1, 2):
+                return
+            if time.monotonic() > due_s:
+                raise TimeoutError(f"{fault}: the run did not come so far")
+            time.sleep(POLL_S)
+        time.sleep(fault.delay_s)
+
+    def _finish(self) -> int:
+        due_s = time.monotonic() + LIFE_DEADLINE_S
+        self._keep_alive()
+        while True:
+            assert self._driver is not None
+            status = self._driver.poll()
+            if status in (0, 1, 2):
+                return status
+            self._keep_alive()
+            if time.monotonic() > due_s:
+                self._driver.kill()
+                raise TimeoutError("the run did not come to its end")
+            time.sleep(POLL_S)
+
+    def _num_steps(self) -> int:
+        metrics = self.run_dir / "metrics.jsonl"
+        rows = read_metrics(metrics) if metrics.exists() else []
+        return max((int(row["step"]) for row in rows), default=0)
+
+    # Faults
+
+    def _victims(self, fault: Fault) -> list[psutil.Process]:
+        if self._driver is None or self._driver.poll() is not None:
+            return []
+        return processes_of(self._driver).get(fault.target, [])
+
+    def _strike(self, fault: Fault) -> None:
+        self._look()
+        victims = self._victims(fault)
+        print(f"now: {fault}: {[process.pid for process in victims]}", flush=True)
+        for process in victims:
+            try:
+                process.send_signal(fault.number)
+            except psutil.NoSuchProcess:
+                continue
+        self.struck.append(fault)
+        if fault.target == "driver" and fault.number.name == "SIGSTOP":
+            time.sleep(DRIVER_STOPPED_S)
+            for process in victims:
+                process.resume()

@@ -1,0 +1,1 @@
+"""Parts of ``tools/soak.py``."""
