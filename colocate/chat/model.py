@@ -137,7 +137,7 @@ def prepare(
     # In a process of its own: DeepSpeed, which reads the checkpoint, changes the environment of
     # the process that imports it, and an engine is not to inherit that.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=_speak_on_stderr) as pool:
         pool.submit(export, checkpoint, folder, base=base).result()
     tokenizer = HuggingFaceTokenizer(str(folder))
     return TrainedModel(
@@ -147,6 +147,11 @@ def prepare(
         rules=rollout_rules(config, tokenizer),
         version=read_state(checkpoint).version,
     )
+
+
+def _speak_on_stderr() -> None:
+    """Standard output is for answers, and DeepSpeed prints there."""
+    os.dup2(2, 1)
 
 
 @asynccontextmanager

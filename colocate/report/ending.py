@@ -238,7 +238,7 @@ def _recoveries(recoveries: Mapping[str, Any] | None) -> str:
     text = ", ".join(
         f"{name} {counted(recoveries[process], 'time')}"
         for process, name in TENANT_WORDS.items()
-        if recoveries[process]
+        if recoveries.get(process)
     )
     if recoveries["rollbacks"]:
         lost = recoveries["abandoned"]

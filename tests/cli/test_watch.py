@@ -6,12 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.patience import patient
 
 Run = Callable[[Sequence[str]], Any]
 
@@ -54,8 +57,12 @@ def test_a_run_that_has_only_begun_is_watched_until_a_signal(
     line = watcher.stdout.readline()
     found = re.search(r"http://127\.0\.0\.1:\d+/", line)
     assert found is not None, line
-    with urllib.request.urlopen(found[0], timeout=60) as answer:
-        assert "waiting" in answer.read().decode()
+    until_s = time.monotonic() + patient(30)
+    page = ""
+    while "nothing has been written yet" not in page and time.monotonic() < until_s:
+        with urllib.request.urlopen(found[0], timeout=60) as answer:
+            page = answer.read().decode()
+    assert "nothing has been written yet" in page
     watcher.send_signal(number)
     out, err = watcher.communicate(timeout=300)
     assert (watcher.returncode, out, err) == (0, "", "")

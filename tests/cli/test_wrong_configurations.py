@@ -469,7 +469,7 @@ def test_the_console_script_refuses_alike(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["fly"], "train, simulate, report, export, replay, doctor"),
+        (["fly"], "train, simulate, report, watch, export, chat, replay, doctor"),
         (["replay"], "takes one argument"),
         (["replay", "no/such/folder"], "no/such/folder"),
         (["doctor", "now"], "takes no arguments"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colocate.core import actions as act
@@ -364,6 +365,37 @@ def serve_without_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecoverableSwapper, "_replace_engine", trusting)
 
 
+def play_and_finish(seed: int) -> None:
+    """Facts by uniform chance, which loses requests in flight more often than Hypothesis does."""
+    draw = Random(seed)
+    losses = draw.randint(1, 3)
+    world = World(
+        dataclasses.replace(
+            BASE,
+            group_size=draw.randint(1, 3),
+            max_staleness=draw.randint(0, 2),
+            max_filtered_fraction=1.0,
+            checkpoint_every_steps=draw.randint(0, 2),
+        )
+    )
+    for _ in range(draw.randint(40, 150)):
+        if world.is_over or world.scheduler.phase is RunPhase.CLOSING:
+            break
+        if losses and draw.random() < 0.05:
+            losses -= 1
+            draw.choice([world._lose_engine, world._lose_trainer])(0)
+            if draw.random() < 0.3:
+                break  # what was in flight is never answered
+        facts = world.possible()
+        draw.choice(facts)(draw.randrange(12))
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_lost_by_chance_the_run_completes_with_its_books_balanced(seed: int) -> None:
+    play_and_finish(seed)
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
@@ -377,19 +409,9 @@ def serve_without_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_properties_catch_a_broken_recovery(break_it, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it(monkeypatch)
 
-    @settings(
-        max_examples=200,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(worlds_of_losses(), st.data(), st.integers(40, 150))
-    def search(world: World, data: st.DataObject, num_facts: int) -> None:
-        play(world, data, num_facts)
-        finish(world)
+    def search() -> None:
+        for seed in range(300):
+            play_and_finish(seed)
 
     with pytest.raises((AssertionError, ProtocolError, KeyError)):
         search()

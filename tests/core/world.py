@@ -345,7 +345,7 @@ class World:
         """What was on its way when a process was lost comes in after it was started anew."""
         event = self._stale.pop(n % len(self._stale))
         actions = self.take(dataclasses.replace(event, time_s=self._tick()))
-        assert not (actions and isinstance(event, ev.PortEvent))
+        assert not actions or isinstance(event, ev.EngineLost)
 
     def _give_up_operation(self, incarnation: int) -> None:
         action, self._operation = self._operation, None

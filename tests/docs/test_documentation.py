@@ -26,7 +26,7 @@ from tests.docs.pages import DOCS, PAGES, ROOT, Command
 NO_KEYS = {"memory.ledger"}
 """Of ``summary.json``, where the first word is also a section of the configuration."""
 
-_FILE = re.compile(r"\.(md|py|json|jsonl|msgpack|html|yaml|yml|sh|log|txt|toml|png)$")
+_FILE = re.compile(r"\.(md|py|json|jsonl|msgpack|html|yaml|yml|sh|log|txt|toml|png|db)$")
 _KEY = re.compile(r"^[+~]{0,2}([a-z]\w*(?:\.\w+)+)(?:=.*)?$")
 _CHOICE = re.compile(r"^[+~]?([a-z]+)=([a-z0-9_]+)$")
 _FIELDS = known_paths()

@@ -26,7 +26,7 @@ import torch
 from deepspeed_support import ALGORITHM, SEED, STEPS, TEMPERATURE, make_batch, trainer_config
 
 from colocate.adapters.checksum import tensor_checksum
-from colocate.adapters.deepspeed import checkpoint
+from colocate.adapters.deepspeed import checkpoint, checkpoint_files
 from colocate.adapters.deepspeed.buffers import SharedMemoryBuffers
 from colocate.adapters.deepspeed.engine import TrainingEngine, load_scorer
 from colocate.adapters.deepspeed.export import Exporter
@@ -170,10 +170,10 @@ def live(dtype: str, stage: int, lean: bool) -> Life:
 
     again = Rank(dtype, stage, lean=lean)
     try:
-        checkpoint.check(folder, again.trainer, LORA.model_copy(update={"rank": 4}))
+        checkpoint_files.check(folder, again.trainer, LORA.model_copy(update={"rank": 4}))
     except ValueError as error:
         life.refusal = str(error)
-    assert checkpoint.check(folder, again.trainer, LORA) == 2
+    assert checkpoint_files.check(folder, again.trainer, LORA) == 2
     checkpoint.restore(again.engine, folder)
     life.restored.append(again.published())
     life.restored.append((again.step(2), again.published())[1])

@@ -76,8 +76,8 @@ def test_memory_that_never_falls_climbs_the_ladder_and_ends_with_what_the_driver
         if world._operation is not None:
             world._end_operation(0)
     assert world.remedies() == ["collect"], "level 2 is the deepest sleep there is"
-    timer = world.scheduler.swapper._deadline_name
-    world.take(ev.TimerFired(time_s=world.time_s, timer=timer))
+    timers = [a.timer for _, line in world.lines for a in line if isinstance(a, act.SetTimer)]
+    world.take(ev.TimerFired(time_s=world.time_s, timer=timers[-1]))
     outcome = world.scheduler.swapper.outcome
     assert outcome is not None
     assert "sleeping has not ended by its deadline" in str(outcome.error)

@@ -50,9 +50,10 @@ class Browser:
         self.faults: list[str] = []
         ours, theirs = os.pipe(), os.pipe()
         self._write, self._read = ours[1], theirs[0]
-        # The browser reads commands from descriptor 3, and answers on 4.
+        # The browser reads commands from descriptor 3, and answers on 4. Not by sh: some know
+        # no descriptor above 9.
         move = f'exec "$@" 3<&{ours[0]} 4>&{theirs[1]}'
-        command = ["sh", "-c", move, "sh", chromium, *_FLAGS, f"--user-data-dir={profile}"]
+        command = ["bash", "-c", move, "bash", chromium, *_FLAGS, f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
             [*command, "about:blank"],
             pass_fds=(ours[0], theirs[1]),

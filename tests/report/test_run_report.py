@@ -122,7 +122,9 @@ def test_a_run_that_goes_on_is_told_as_one(whole_run: Path) -> None:
     assert "is missing" not in page
     assert "the run goes on; figures are worked out from its journal" in page
     file.close()
-    assert '<span class="badge interrupted">' in page_of(whole_run)
+    page = page_of(whole_run)
+    assert '<span class="badge running">' not in page
+    assert "figures were worked out from the journal: the run was killed" in page
 
 
 def test_a_page_can_be_written_elsewhere(whole_run: Path, tmp_path_factory: Any) -> None:

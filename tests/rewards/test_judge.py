@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from colocate.rewards.judge import JudgeError, LlmJudge
+from tests.patience import patient
 from tests.rewards.episodes import episode
 
 Answer = tuple[int, str] | tuple[int, str, dict[str, str]]
@@ -180,10 +181,10 @@ async def test_what_does_not_pass_is_an_error_with_its_cause(
 
 
 async def test_a_judge_that_hangs_is_given_up(serve: Callable[..., Server]) -> None:
-    server = serve(says("Score: 1"), delay_s=2.0)
+    server = serve(says("Score: 1"), delay_s=patient(4.0))
 
     with pytest.raises(JudgeError, match="ReadTimeout"):
-        await judged(server, timeout_s=0.2, max_retries=1)
+        await judged(server, timeout_s=patient(1.0), max_retries=1)
 
 
 async def test_a_server_that_is_not_there_is_an_error(serve: Callable[..., Server]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import Tensor
 
-from colocate.adapters.deepspeed.checkpoint import TAG, read_description
+from colocate.adapters.deepspeed.checkpoint_files import TAG, read_description
 from colocate.config import LoraConfig
 from colocate.learn.lora import merged_state
 
@@ -34,8 +34,21 @@ def consolidated_weights(folder: Path) -> dict[str, Tensor]:
         states = folder / TAG / "mp_rank_00_model_states.pt"
         state |= torch.load(states, map_location="cpu", weights_only=False)["module"]
     if description["zero_stage"] > 0:
-        state |= get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG)
+        state |= _from_shards(folder)
     named = {name.removeprefix(_WRAPPER): value for name, value in state.items()}
     if lora is None:
         return {name: value.float() for name, value in named.items()}
     return merged_state(named, scale=LoraConfig.model_validate(lora).scale)
+
+
+def _from_shards(folder: Path) -> dict[str, Tensor]:
+    # It only reads files, and need not look for a device, of whose lack it would complain.
+    chosen = os.environ.get("DS_ACCELERATOR")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    finally:
+        del os.environ["DS_ACCELERATOR"]
+        if chosen is not None:
+            os.environ["DS_ACCELERATOR"] = chosen
+    return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG)

@@ -13,7 +13,7 @@ import deepspeed.ops
 import torch
 from pydantic import TypeAdapter
 
-from colocate.adapters.deepspeed import checkpoint, wire
+from colocate.adapters.deepspeed import checkpoint, checkpoint_files, wire
 from colocate.adapters.deepspeed.buffers import Buffers, CudaIpcBuffers, SharedMemoryBuffers
 from colocate.adapters.deepspeed.engine import TrainingEngine, load_scorer
 from colocate.adapters.deepspeed.export import Exporter
@@ -167,7 +167,7 @@ class Worker:
 
     def _restore(self, folder: Path) -> wire.Restored:
         try:
-            version = checkpoint.check(folder, self._trainer, self._lora)
+            version = checkpoint_files.check(folder, self._trainer, self._lora)
         except ValueError as error:
             raise wire.Refusal(str(error)) from error
         self._residency.load()
