@@ -6,6 +6,7 @@ SIGHUP.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         print(f"colocate {__version__}")
         return 0
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
     # A user's environments and rewards may lie in the folder that a run is started from.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -40,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Transformers imports DeepSpeed, which then says on standard output that it found no GPU."""
+    return not record.getMessage().startswith("Setting accelerator to CPU")
 
 
 def _find(name: str) -> Command:

@@ -383,6 +383,7 @@ def play_and_finish(seed: int) -> None:
             break
         if losses and draw.random() < 0.05:
             losses -= 1
+            world.num_losses = 1
             draw.choice([world._lose_engine, world._lose_trainer])(0)
             if draw.random() < 0.3:
                 break  # what was in flight is never answered
