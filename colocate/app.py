@@ -25,7 +25,7 @@ from colocate.assembly import (
     rollout_rules,
     settings_with,
 )
-from colocate.checkpoints import CheckpointError, find_checkpoint, forget_best, read_state
+from colocate.checkpoints import CheckpointError, find_checkpoint, read_state, set_aside
 from colocate.config import RunConfig
 from colocate.core.evaluation_tally import first_last_best
 from colocate.core.scheduler import Scheduler
@@ -151,7 +151,7 @@ class _Run:
         self._data_facts: Mapping[str, Any] = {}
         for name in ("metrics.jsonl", EVALUATIONS):
             keep_steps(run_dir / name, up_to=origin.version)
-        forget_best(run_dir / "checkpoints", after=origin.version)
+        set_aside(run_dir / "checkpoints", after=origin.version)
         evaluated = read_evaluations(run_dir)
         last = Version(evaluated[-1]["step"]) if evaluated else None
         self._origin = replace(origin, evaluated=last)

@@ -4,7 +4,8 @@
     buffer.msgpack   the buffer with the contents of its trajectories: unfinished ones too
     trainer/         the trainer's own files
 
-``checkpoints/best.json`` names the best of those that were rated, which no rotation removes.
+``checkpoints/best.json`` names the best of those that were rated, which no rotation removes. One
+that is newer than what the run has gone back to is set aside as ``abandoned_step_000012``.
 
 A checkpoint is written aside, made durable, and renamed when whole, so one that is torn is never
 taken for whole. Nothing in the first two can execute anything when it is read.
@@ -39,7 +40,7 @@ _STATE = "state.json"
 _BUFFER = "buffer.msgpack"
 _TRAINER = "trainer"
 _BEST = "best.json"
-_NAME = re.compile(r"step_(\d+)")
+_NAME = re.compile(r"step_\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class FolderCheckpoints:
         self._keep = keep
         self._resume_from = resume_from
         self._saved: set[Version] = set()
+        self._has_one_before = False
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
         """Writes the trainer and the run's state; drops the oldest checkpoints beyond ``keep``.
@@ -77,15 +79,21 @@ class FolderCheckpoints:
         await trainer.save(partial / _TRAINER)
         await asyncio.to_thread(_commit, partial, whole, self._journal)
         self._saved.add(state.version)
-        # The one just written stays, also where a resume from an older one left newer ones.
+        # Until the scheduler knows of this one, the run may go back to the one before.
+        most = max(self._keep, 2) if self._has_one_before else self._keep
+        self._has_one_before = True
         kept = {whole, find_best(self._folder)}
         others = [path for path in list_checkpoints(self._folder) if path not in kept]
-        for old in others[: max(0, len(others) - self._keep + 1)]:
+        for old in others[: max(0, len(others) - most + 1)]:
             await asyncio.to_thread(shutil.rmtree, old)
 
     async def rate(self, version: Version, value: float, by: str) -> None:
         """Names the checkpoint of a version as the best, if it is."""
         await asyncio.to_thread(name_best, self._folder, version, value, by)
+
+    async def abandon(self, after: Version) -> None:
+        """Sets checkpoints aside that are newer than what the run goes back to."""
+        await asyncio.to_thread(set_aside, self._folder, after=after)
 
     async def restore(self, trainer: Trainer, version: Version) -> None:
         """Reads the checkpoint that the run resumes from, or one that it has written since.
@@ -108,10 +116,13 @@ def _place_of(folder: Path, version: int) -> Path:
     return folder / f"step_{version:06d}"
 
 
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints of a folder, the oldest first, by number and not by name."""
-    found = [(int(m[1]), p) for p in folder.glob("step_*") if (m := _NAME.fullmatch(p.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((p for p in folder.glob("step_*") if _NAME.fullmatch(p.name)), key=_step_of)
 
 
 def find_checkpoint(resume: str, run_dir: Path) -> Path | None:
@@ -169,8 +180,13 @@ def name_best(folder: Path, version: int, value: float, by: str) -> None:
     _sync(folder)
 
 
-def forget_best(folder: Path, *, after: int) -> None:
-    """Forgets the rating of a step that a resumed run takes again."""
+def set_aside(folder: Path, *, after: int) -> None:
+    """Renames the checkpoints of steps that a run takes again, and forgets a rating of theirs."""
+    for path in list_checkpoints(folder):
+        if _step_of(path) > after:
+            aside = path.with_name(f"abandoned_{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.replace(aside)
     best = _read_best(folder)
     if best is not None and best["step"] > after:
         (folder / _BEST).unlink()
@@ -264,7 +280,7 @@ def _commit(partial: Path, whole: Path, journal: Path) -> None:
     # The state names a line of the journal: that must not be lost where the state is kept.
     for path in [*partial.rglob("*"), partial, *([journal] if journal.exists() else [])]:
         _sync(path)
-    # Of the same step, where a run that resumed from an older one comes by again.
+    # Of the same step, where a run goes on from another folder's checkpoint.
     before = partial.with_name(f".before-{whole.name}")
     shutil.rmtree(before, ignore_errors=True)
     if whole.exists():

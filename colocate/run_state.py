@@ -98,5 +98,8 @@ class Checkpoints(Protocol):
 
     async def restore(self, trainer: Trainer, version: Version) -> None: ...
 
+    async def abandon(self, after: Version) -> None:
+        """The run has gone back to a version: no newer one of its own is gone on from any more."""
+
     async def rate(self, version: Version, value: float, by: str) -> None:
         """Tells what the checkpoint of a version is worth: more is better; ``by`` says of what."""

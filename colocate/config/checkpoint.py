@@ -16,7 +16,11 @@ class CheckpointConfig(Section):
         description="Seconds since the one before, or since the beginning; it is written at the "
         "next swap. 0: not by time. Both may be given.",
     )
-    keep: PositiveInt = Field(2, description="Older checkpoints are deleted.")
+    keep: PositiveInt = Field(
+        2,
+        description="Older checkpoints are deleted. With 1, the one before stays until there is "
+        "a newer one than the last: a run may have to go back to it.",
+    )
     keep_best: bool = Field(
         True,
         description="But not the best: by pass@1 where `eval.every_steps` is above 0, when each "

@@ -10,7 +10,9 @@ from colocate.config.types import NonNegativeInt, PositiveFloat, Section
 class SupervisionConfig(Section):
     start_timeout_s: PositiveFloat = Field(600.0, description="For engine and trainer to start.")
     phase_timeout_s: PositiveFloat = Field(300.0, description="Deadline of each phase of a swap.")
-    training_timeout_s: PositiveFloat = Field(3600.0, description="Deadline of a training phase.")
+    training_timeout_s: PositiveFloat = Field(
+        3600.0, description="Deadline of each training step, and of writing a checkpoint."
+    )
     idle_timeout_s: PositiveFloat = Field(
         600.0,
         description="A rollout in which nothing happens for so long ends the run, or, where an "

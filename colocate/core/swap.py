@@ -13,6 +13,7 @@ from colocate.core.actions import (
     CloseRun,
     EndTrajectory,
     LoadTrainer,
+    OffloadTrainer,
     Park,
     Publish,
     SampleMemory,
@@ -413,7 +414,9 @@ class Swapper:
         if action is None:
             return self._enter(Cause.DONE, time_s)
         self._waits = isinstance(action, SampleMemory)
-        return [*self._set_deadline(time_s), action]
+        writes = isinstance(action, OffloadTrainer) and action.checkpoint
+        limit_s = self._settings.training_timeout_s if writes else None
+        return [*self._set_deadline(time_s, limit_s), action]
 
     def _action_of_phase(self) -> Action | None:
         residency = self.residency

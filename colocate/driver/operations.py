@@ -189,6 +189,7 @@ class Operations:
                 await self.end(unfinished)
                 await ports.inference.close()
                 await ports.trainer.close()
+                await ports.checkpoints.abandon(action.version)
             await self._start(action)
 
         ports = self._run.ports
@@ -231,9 +232,7 @@ class Operations:
 
     def _roll_back(self, action: act.RollBack) -> None:
         self._give_up(action.incarnation)
-        self._run.floor.go_back(
-            self._run.scheduler.snapshot(), self._saver.contents(action.version)
-        )
+        self._run.floor.go_back(self._run.scheduler.snapshot(), self._saver.go_back(action.version))
 
     def _give_up(self, incarnation: int) -> None:
         """At once: nothing is asked of the engine any more, and nobody waits for its answers."""
@@ -276,7 +275,6 @@ class Operations:
 
     def _offload_trainer(self, action: act.OffloadTrainer) -> None:
         state = self._saver.state() if action.checkpoint else None
-
         incarnation = self._run.incarnation
 
         async def offload(action: act.OffloadTrainer) -> None:

@@ -27,14 +27,15 @@ class Saver:
         if self._run.scheduler.settings.max_restarts:
             self._kept = [*self._kept[-1:], state]
 
-    def contents(self, version: Version) -> Mapping[TrajectoryId, SavedContent]:
-        """Of the newest that is kept of this version.
+    def go_back(self, version: Version) -> Mapping[TrajectoryId, SavedContent]:
+        """The contents of the newest that is kept of this version; others are forgotten.
 
         Raises:
             LookupError: there is none.
         """
         for state in reversed(self._kept):
             if state.version == version:
+                self._kept = [state]
                 return state.contents
         raise LookupError(f"nothing is kept of version {version} that the run could go back to")
 

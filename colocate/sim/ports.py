@@ -354,6 +354,9 @@ class SimCheckpoints:
         restored = await trainer.restore(sim_folder(version))
         assert restored == version
 
+    async def abandon(self, after: Version) -> None:
+        self.saved = {version: state for version, state in self.saved.items() if version <= after}
+
     async def rate(self, version: Version, value: float, by: str) -> None:
         if version not in self.saved:
             raise ValueError(f"there is no checkpoint of version {version} to rate")

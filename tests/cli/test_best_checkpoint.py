@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colocate.checkpoints import CheckpointError, FolderCheckpoints, find_best, forget_best
+from colocate.checkpoints import CheckpointError, FolderCheckpoints, find_best, set_aside
 from colocate.core.types import Version
 from colocate.export import ExportError, export
 from tests.cli.test_resume import names, save
@@ -55,9 +55,9 @@ def test_figures_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
 def test_a_resumed_run_forgets_the_rating_of_a_step_that_it_takes_again(tmp_path: Path) -> None:
     save(tmp_path, 4, 8)
     rate(tmp_path, 8, 0.9)
-    forget_best(tmp_path / "checkpoints", after=8)
+    set_aside(tmp_path / "checkpoints", after=8)
     assert best(tmp_path) == "step_000008"
-    forget_best(tmp_path / "checkpoints", after=4)
+    set_aside(tmp_path / "checkpoints", after=4)
     assert best(tmp_path) is None
     rate(tmp_path, 4, 0.1)
     assert best(tmp_path) == "step_000004"

@@ -168,6 +168,24 @@ def test_a_checkpoint_just_written_is_kept_beside_newer_ones_of_an_earlier_life(
     assert len(names(tmp_path)) == keep
 
 
+def test_what_a_run_has_gone_back_behind_is_set_aside_and_never_resumed_from(
+    tmp_path: Path,
+) -> None:
+    trainer = WritingTrainer(SimTrainerSettings(move_s=0.0))
+    checkpoints = FolderCheckpoints(tmp_path, keep=1)
+    for version in (3, 4, 5):
+        trainer.version = Version(version)
+        asyncio.run(checkpoints.save(trainer, state_at(version)))
+        assert f"step_{version - 1:06d}" in names(tmp_path) or version == 3
+    asyncio.run(checkpoints.abandon(Version(4)))
+    assert names(tmp_path) == ["step_000004"]
+    assert read_state(tmp_path / "checkpoints" / "abandoned_step_000005") == state_at(5)
+    found = find_checkpoint("auto", tmp_path)
+    assert found is not None
+    assert read_state(found) == state_at(4)
+    asyncio.run(checkpoints.restore(trainer, Version(4)))
+
+
 def test_a_checkpoint_that_was_being_written_is_never_taken_for_whole(tmp_path: Path) -> None:
     save(tmp_path, 3)
 

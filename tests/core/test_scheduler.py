@@ -272,6 +272,21 @@ def test_the_last_training_phase_publishes_and_leaves_a_checkpoint() -> None:
     assert world.scheduler.summary()["versions"] == {"trainer": 2, "engine": 2}
 
 
+def test_writing_a_checkpoint_has_the_deadline_of_training() -> None:
+    settings = small(checkpoint_every_steps=2, phase_timeout_s=7.0, training_timeout_s=70.0)
+    world = World(settings)
+    world.finish_fairly()
+    limits = {
+        action.checkpoint: timer.at_s - event.time_s
+        for event, line in world.lines
+        for action in line
+        if isinstance(action, act.OffloadTrainer)
+        for timer in line
+        if isinstance(timer, act.SetTimer)
+    }
+    assert limits == {False: 7.0, True: 70.0}
+
+
 def test_a_resume_publishes_before_anything_is_generated_and_redraws_what_was_pending() -> None:
     settings = small(steps=4)
     resumed = Scheduler(settings)

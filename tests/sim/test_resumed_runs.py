@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -38,9 +39,15 @@ class FileCheckpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.num_saved = len(list(folder.iterdir()))
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
-        write_state(self.folder / f"{len(list(self.folder.iterdir())):03d}", state)
+        self.num_saved += 1
+        write_state(self.folder / f"{self.num_saved:03d}", state)
+
+    async def abandon(self, after: int) -> None:
+        for path in [p for p in self.folder.iterdir() if read_state(p).version > after]:
+            shutil.rmtree(path)
 
     async def restore(self, trainer: SimTrainer, version: int) -> None:
         trainer.version = Version(version)

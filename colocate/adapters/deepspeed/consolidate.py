@@ -51,4 +51,5 @@ def _from_shards(folder: Path) -> dict[str, Tensor]:
         del os.environ["DS_ACCELERATOR"]
         if chosen is not None:
             os.environ["DS_ACCELERATOR"] = chosen
-    return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG)
+    state: dict[str, Tensor] = get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG)
+    return state
