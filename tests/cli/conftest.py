@@ -32,6 +32,7 @@ def colocate(
     """Runs a command line in this process, in the empty folder."""
 
     def run(arguments: Sequence[str]) -> Outcome:
+        capfd.readouterr()  # what making the folder has said is none of the command's
         try:
             status = main(arguments)
         except SystemExit as leave:  # argparse refuses unknown flags this way
