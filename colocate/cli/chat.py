@@ -180,6 +180,14 @@ def _temperature(text: str) -> float:
     return value
 
 
+def _some_text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError(
+            "takes some text, not an empty prompt: the model needs a token to go on from"
+        )
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="colocate chat",
@@ -190,7 +198,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run with a checkpoint")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--prompt", metavar="TEXT", help="give one answer to this, and end")
+    what.add_argument(
+        "--prompt", type=_some_text, metavar="TEXT", help="give one answer to this, and end"
+    )
     what.add_argument(
         "--env",
         action="store_true",
