@@ -13,7 +13,7 @@ from colocate.report.records import read_metrics
 from tools.chaos_run.schedule import Fault
 from tools.run_processes import processes_of
 
-POLL_S = 0.2
+POLL_S = 0.5
 DRIVER_STOPPED_S = 8.0
 LIFE_DEADLINE_S = 3600.0
 

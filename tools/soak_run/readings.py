@@ -13,7 +13,7 @@ import psutil
 from colocate.adapters.memory.processes import resident_bytes
 from tools.run_processes import processes_of, run_id_of
 
-POLL_S = 0.02
+POLL_S = 0.1
 SHARED_MEMORY = Path("/dev/shm")
 
 
