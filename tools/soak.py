@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from colocate.report.words import size
 from tools.soak_run.readings import Reading, watch
 from tools.soak_run.verdict import Growth, as_records, judge
+from tools.trend import Trend
 
 SCHEMA = 1
 
@@ -78,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _read(out: Path, swaps: int, overrides: Sequence[str]) -> list[Reading]:
-    run = (*SMALL, f"steps={swaps}", f"hydra.run.dir={out / 'run'}", *overrides)
+    # One more, since a run ends its processes right after the last.
+    run = (*SMALL, f"steps={swaps + 1}", f"hydra.run.dir={out / 'run'}", *overrides)
     command = [sys.executable, "-m", "colocate.cli.main", "train", *run]
     readings = []
     with (
@@ -87,7 +89,9 @@ def _read(out: Path, swaps: int, overrides: Sequence[str]) -> list[Reading]:
         psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT) as driver,
     ):
         try:
-            for reading in track(watch(driver, out / "run"), f"{swaps} swaps", total=swaps):
+            for reading in track(watch(driver, out / "run"), f"{swaps} swaps", total=swaps + 1):
+                if reading.swap > swaps:
+                    continue
                 file.write(json.dumps(asdict(reading)) + "\n")
                 file.flush()
                 readings.append(reading)
@@ -100,27 +104,30 @@ def _read(out: Path, swaps: int, overrides: Sequence[str]) -> list[Reading]:
 def table(found: Sequence[Growth], num_readings: int, num_swaps: int) -> Table:
     """A line a quantity."""
     shown = Table(
-        title=f"{num_swaps} swaps, {num_readings} readings, the first fifth left out", box=None
+        title=f"{num_swaps} swaps, {num_readings} readings, the first fifth left out; slopes of bytes "
+        "in KiB",
+        title_justify="left",
+        box=None,
     )
-    shown.add_column("")
-    for title in ("median", "a swap", "interval", "in the second half", "interval", ""):
-        shown.add_column(title, justify="right")
+    shown.add_column("", no_wrap=True)
+    for title in ("median", "a swap (interval)", "in the second half", ""):
+        shown.add_column(title, justify="right", no_wrap=True)
     for each in found:
-        cells = [_amount(each.name, each.median)]
-        for trend in (each.trend, each.later):
-            cells.append(_amount(each.name, trend.slope))
-            low, high = (_amount(each.name, end) for end in (trend.low, trend.high))
-            cells.append(f"{low} to {high}")
-        shown.add_row(each.name, *cells, "GROWS" if each.grows else "")
+        slopes = (_slope(each.name, trend) for trend in (each.trend, each.later))
+        verdict = "GROWS" if each.grows else ""
+        shown.add_row(each.name, _amount(each.name, each.median), *slopes, verdict)
     return shown
 
 
+def _slope(name: str, trend: Trend) -> str:
+    """In KiB for bytes."""
+    unit = 1024 if "bytes" in name else 1
+    slope, low, high = (f"{value / unit:.2g}" for value in (trend.slope, trend.low, trend.high))
+    return f"{slope} ({low} to {high})"
+
+
 def _amount(name: str, value: float) -> str:
-    return _bytes(value) if "bytes" in name else f"{value:.3g}"
-
-
-def _bytes(value: float) -> str:
-    return size(round(value)) if abs(value) >= 1e6 else f"{value / 1024:.2f} KiB"
+    return size(round(value)) if "bytes" in name else f"{value:.3g}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -66,6 +66,14 @@ def test_slopes_are_per_swap_where_readings_stand_for_several() -> None:
     assert found.trend.slope == pytest.approx(2.0)
 
 
+def test_a_process_that_is_gone_is_named_and_not_left_out() -> None:
+    found = readings(60, leak=1.0)
+    del found[40].held["leak"]
+    found[40].held["driver.threads"] = 1
+    with pytest.raises(ValueError, match="leak is missing after 1 swaps, first after swap 41"):
+        judge(found)
+
+
 def test_too_few_readings_say_nothing() -> None:
     with pytest.raises(ValueError, match="at least 25 swaps"):
         judge(readings(24, leak=1.0))

@@ -38,12 +38,13 @@ class Growth:
 
 
 def judge(readings: Sequence[Reading]) -> list[Growth]:
-    """All quantities that every reading after the warm-up has.
+    """Of all quantities, from the readings after the warm-up.
 
     Intervals are those of ``tools.trend``, and hold all together with 95% (Bonferroni).
 
     Raises:
-        ValueError: fewer than ``MIN_READINGS`` are left after the warm-up.
+        ValueError: fewer than ``MIN_READINGS`` are left after the warm-up, or a quantity is missing
+            in some of them.
     """
     kept = list(readings)[round(WARM_UP * len(readings)) :]
     if len(kept) < MIN_READINGS:
@@ -52,7 +53,13 @@ def judge(readings: Sequence[Reading]) -> list[Growth]:
             f"{MIN_READINGS} are needed, so at least {round(MIN_READINGS / (1 - WARM_UP))} swaps"
         )
     swaps_each = (kept[-1].swap - kept[0].swap) / (len(kept) - 1)
-    names = [name for name in kept[0].held if all(name in each.held for each in kept)]
+    names = list(dict.fromkeys(name for each in kept for name in each.held))
+    for name in names:
+        if lacking := [each.swap for each in kept if name not in each.held]:
+            raise ValueError(
+                f"{name} is missing after {len(lacking)} swaps, first after swap {lacking[0]}: a "
+                "process of the run had ended"
+            )
     confidence = 1 - FALSE_ALARMS / len(names)
     return [_growth(name, [r.held[name] for r in kept], swaps_each, confidence) for name in names]
 
