@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"soak: {error}; what the run said is in {out}", file=sys.stderr)
         return 1
-    console = Console()
+    console = Console(width=max(100, Console().width))  # a table that is cut tells nothing
     console.print(table(found, len(readings), readings[-1].swap))
     record = {
         "schema": SCHEMA,
@@ -104,8 +104,8 @@ def _read(out: Path, swaps: int, overrides: Sequence[str]) -> list[Reading]:
 def table(found: Sequence[Growth], num_readings: int, num_swaps: int) -> Table:
     """A line a quantity."""
     shown = Table(
-        title=f"{num_swaps} swaps, {num_readings} readings, the first fifth left out; slopes of bytes "
-        "in KiB",
+        title=f"{num_swaps} swaps, {num_readings} readings, the first fifth left out (slopes of "
+        "bytes in KiB)",
         title_justify="left",
         box=None,
     )
@@ -127,7 +127,9 @@ def _slope(name: str, trend: Trend) -> str:
 
 
 def _amount(name: str, value: float) -> str:
-    return size(round(value)) if "bytes" in name else f"{value:.3g}"
+    if "bytes" not in name:
+        return f"{value:.3g}"
+    return size(round(value)) if value >= 2**20 else f"{value / 1024:.1f} KiB"
 
 
 def _parser() -> argparse.ArgumentParser:
