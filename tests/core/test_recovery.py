@@ -365,7 +365,7 @@ def serve_without_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecoverableSwapper, "_replace_engine", trusting)
 
 
-def play_and_finish(seed: int) -> None:
+def play_and_finish(seed: int) -> dict[str, Any]:
     """Facts by uniform chance, which loses requests in flight more often than Hypothesis does."""
     draw = Random(seed)
     losses = draw.randint(1, 3)
@@ -389,12 +389,12 @@ def play_and_finish(seed: int) -> None:
                 break  # what was in flight is never answered
         facts = world.possible()
         draw.choice(facts)(draw.randrange(12))
-    finish(world)
+    return finish(world)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_is_lost_by_chance_the_run_completes_with_its_books_balanced(seed: int) -> None:
-    play_and_finish(seed)
+    assert play_and_finish(seed)["steps"] == BASE.steps
 
 
 @pytest.mark.parametrize(
