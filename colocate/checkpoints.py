@@ -64,7 +64,7 @@ class FolderCheckpoints:
         self._keep = keep
         self._resume_from = resume_from
         self._saved: set[Version] = set()
-        self._has_one_before = False
+        self._has_one_before = resume_from is not None
 
     async def save(self, trainer: Trainer, state: RunState) -> None:
         """Writes the trainer and the run's state; drops the oldest checkpoints beyond ``keep``.

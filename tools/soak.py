@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from colocate.report.words import size
 from tools.soak_run.readings import Reading, watch
-from tools.soak_run.verdict import Growth, as_records, judge
+from tools.soak_run.verdict import MIN_SWAPS, Growth, as_records, judge
 from tools.trend import Trend
 
 SCHEMA = 1
@@ -48,13 +48,26 @@ SMALL = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    given = _parser().parse_intermixed_args(arguments)
     out = given.out.absolute()
     if out.exists() and any(out.iterdir()):
         print(f"soak: --out must be an empty folder or none, but {out} has files", file=sys.stderr)
         return 2
+    if given.swaps < MIN_SWAPS:
+        print(
+            f"soak: --swaps must be at least {MIN_SWAPS} to tell a trend, is {given.swaps}",
+            file=sys.stderr,
+        )
+        return 2
     out.mkdir(parents=True, exist_ok=True)
-    readings = list(_read(out, given.swaps, given.overrides))
+    readings, status = _read(out, given.swaps, given.overrides)
+    if status:
+        print(
+            f"soak: the run ended with status {status} after {len(readings)} readings; what it "
+            f"said is in {out / 'output.txt'}",
+            file=sys.stderr,
+        )
+        return 2 if status == 2 else 1
     try:
         found = judge(readings)
     except ValueError as error:
@@ -72,13 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written = out / "soak.json"
     written.write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"Written: {written}; each reading is in {out / 'soak.jsonl'}", soft_wrap=True)
-    is_whole = readings[-1].swap >= given.swaps
-    if not is_whole:
-        print(f"soak: the run ended after {readings[-1].swap} swaps: {out}", file=sys.stderr)
-    return 0 if is_whole and not any(each.grows for each in found) else 1
+    return 1 if any(each.grows for each in found) else 0
 
 
-def _read(out: Path, swaps: int, overrides: Sequence[str]) -> list[Reading]:
+def _read(out: Path, swaps: int, overrides: Sequence[str]) -> tuple[list[Reading], int]:
+    """What was read, and the run's exit status."""
     # One more, since a run ends its processes right after the last.
     run = (*SMALL, f"steps={swaps + 1}", f"hydra.run.dir={out / 'run'}", *overrides)
     command = [sys.executable, "-m", "colocate.cli.main", "train", *run]
@@ -98,7 +109,7 @@ def _read(out: Path, swaps: int, overrides: Sequence[str]) -> list[Reading]:
         finally:
             if driver.poll() is None:
                 driver.terminate()  # in order: it parks, saves and closes its processes
-    return readings
+    return readings, driver.returncode
 
 
 def table(found: Sequence[Growth], num_readings: int, num_swaps: int) -> Table:

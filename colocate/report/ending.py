@@ -236,9 +236,9 @@ def _recoveries(recoveries: Mapping[str, Any] | None) -> str:
     if recoveries is None or not recoveries["engine"] + recoveries["trainer"]:
         return ""
     text = ", ".join(
-        f"{name} {counted(recoveries[process], 'time')}"
-        for process, name in TENANT_WORDS.items()
-        if recoveries.get(process)
+        f"{TENANT_WORDS[process]} {counted(recoveries[process], 'time')}"
+        for process in ("engine", "trainer")
+        if recoveries[process]
     )
     if recoveries["rollbacks"]:
         lost = recoveries["abandoned"]

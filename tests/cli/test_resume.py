@@ -186,6 +186,18 @@ def test_what_a_run_has_gone_back_behind_is_set_aside_and_never_resumed_from(
     asyncio.run(checkpoints.restore(trainer, Version(4)))
 
 
+def test_the_checkpoint_that_a_run_goes_on_from_outlives_its_first_own_one(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    origin = find_checkpoint("auto", tmp_path)
+    checkpoints = FolderCheckpoints(tmp_path, keep=1, resume_from=origin)
+    trainer = WritingTrainer(SimTrainerSettings(move_s=0.0))
+    trainer.version = Version(4)
+    asyncio.run(checkpoints.save(trainer, state_at(4)))
+    asyncio.run(checkpoints.abandon(Version(3)))
+    asyncio.run(checkpoints.restore(trainer, Version(3)))
+    assert names(tmp_path) == ["step_000003"]
+
+
 def test_a_checkpoint_that_was_being_written_is_never_taken_for_whole(tmp_path: Path) -> None:
     save(tmp_path, 3)
 

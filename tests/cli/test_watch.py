@@ -62,6 +62,7 @@ def test_a_run_that_has_only_begun_is_watched_until_a_signal(
     while "nothing has been written yet" not in page and time.monotonic() < until_s:
         with urllib.request.urlopen(found[0], timeout=60) as answer:
             page = answer.read().decode()
+        time.sleep(0.1)
     assert "nothing has been written yet" in page
     watcher.send_signal(number)
     out, err = watcher.communicate(timeout=300)

@@ -18,14 +18,19 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def find_faults_of_books(
-    run_dir: Path, steps: int, status: int, seen: Collection[psutil.Process]
+    run_dir: Path,
+    steps: int,
+    status: int,
+    seen: Collection[psutil.Process],
+    run_ids: Collection[str],
 ) -> list[str]:
     """Everything that does not balance, in words."""
-    problems = [f"the last life ended with {status}"] if status else []
+    problems = list(_left_behind(seen, run_ids))
+    if status:
+        return [*problems, f"the last life ended with {status}; its books were not looked at"]
     problems += _replayed(run_dir)
     problems += _steps_taken_once(run_dir, steps)
-    problems += _tokens_balance(run_dir)
-    problems += _left_behind(run_dir, seen)
+    problems += _summary_balances(run_dir)
     return problems
 
 
@@ -46,7 +51,7 @@ def _steps_taken_once(run_dir: Path, steps: int) -> Iterator[str]:
         yield f"metrics.jsonl has the steps {sorted(counts.elements())}"
 
 
-def _tokens_balance(run_dir: Path) -> Iterator[str]:
+def _summary_balances(run_dir: Path) -> Iterator[str]:
     summary = json.loads((run_dir / "summary.json").read_text())
     ended = {k: n for k, n in summary["trajectories"].items() if k not in ("admitted", "replayed")}
     if sum(ended.values()) != summary["trajectories"]["admitted"]:
@@ -55,12 +60,11 @@ def _tokens_balance(run_dir: Path) -> Iterator[str]:
         yield f"the versions at the end are {summary['versions']}"
 
 
-def _left_behind(run_dir: Path, seen: Collection[psutil.Process]) -> Iterator[str]:
+def _left_behind(seen: Collection[psutil.Process], run_ids: Collection[str]) -> Iterator[str]:
     _, alive = psutil.wait_procs(list(seen), timeout=LET_GO_S)
     for process in alive:
         if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             yield f"process {process.pid} is left: {process.name()}"
-    run_id = json.loads((run_dir / "summary.json").read_text())["run_id"]
-    for path in SHARED_MEMORY.glob("*"):
-        if run_id in path.name:
+    for run_id in run_ids:
+        for path in SHARED_MEMORY.glob(f"*{run_id}*"):
             yield f"{path} is left"

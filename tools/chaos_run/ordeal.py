@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from colocate.report.records import read_metrics
 from tools.chaos_run.schedule import Fault
-from tools.run_processes import processes_of
+from tools.run_processes import processes_of, run_id_of
 
 POLL_S = 0.5
 DRIVER_STOPPED_S = 8.0
 LIFE_DEADLINE_S = 3600.0
+
+BY_ITSELF = (0, 1, 2)
+"""Exit statuses of a driver that no fault has ended."""
 
 SMALL = (
     "+experiment=quickstart",
@@ -35,24 +39,33 @@ SMALL = (
 
 
 class Ordeal:
-    """``seen`` are all processes that were seen of it, by run; ``struck`` the faults so far."""
+    """``seen`` and ``run_ids``: processes and marks of all lives; ``struck``: faults that hit."""
 
     def __init__(self, run_dir: Path, steps: int, overrides: Sequence[str]) -> None:
         self.run_dir = run_dir
         self.seen: set[psutil.Process] = set()
+        self.run_ids: set[str] = set()
         self.struck: list[Fault] = []
         self.num_lives = 0
         self._overrides = [*SMALL, f"steps={steps}", f"hydra.run.dir={run_dir}", *overrides]
         self._driver: psutil.Popen | None = None
 
     def endure(self, schedule: Sequence[Fault]) -> int:
-        """Runs to the end of the last life; returns its exit status."""
-        for fault in schedule:
-            self._go_on_until(fault)
-            if self._is_over():
-                break
-            self._strike(fault)
-        return self._finish()
+        """Runs to the end of the last life; returns its exit status.
+
+        Raises:
+            TimeoutError: the run did not get on; nothing of it is left.
+        """
+        try:
+            for fault in schedule:
+                self._go_on_until(fault)
+                if self._is_over():
+                    break
+                self._strike(fault)
+            return self._finish()
+        finally:
+            if self._driver is not None and self._driver.poll() is None:
+                self._driver.kill()  # its reaper ends the rest
 
     # Lives
 
@@ -63,7 +76,8 @@ class Ordeal:
         self._driver = psutil.Popen([*command, f"resume={resume}"])
 
     def _is_over(self) -> bool:
-        return self._driver is not None and self._driver.poll() == 0
+        """By itself, well or not."""
+        return self._driver is not None and self._driver.poll() in BY_ITSELF
 
     def _keep_alive(self) -> None:
         """A driver that a fault has ended is started again; one that failed by itself is not."""
@@ -71,13 +85,15 @@ class Ordeal:
             self._begin_life()
             return
         status = self._driver.poll()
-        if status not in (None, 0, 1, 2):
+        if status is not None and status not in BY_ITSELF:
             print(f"the driver is gone with {status}, and is started again", flush=True)
             self._begin_life()
         self._look()
 
     def _look(self) -> None:
         assert self._driver is not None
+        if run_id := run_id_of(self._driver):
+            self.run_ids.add(run_id)
         for processes in processes_of(self._driver).values():
             self.seen.update(processes)
 
@@ -85,7 +101,7 @@ class Ordeal:
         due_s = time.monotonic() + LIFE_DEADLINE_S
         while self._num_steps() < fault.after_step or not self._victims(fault):
             self._keep_alive()
-            if self._driver is not None and self._driver.poll() in (0, 1, 2):
+            if self._is_over():
                 return
             if time.monotonic() > due_s:
                 raise TimeoutError(f"{fault}: the run did not come so far")
@@ -98,11 +114,10 @@ class Ordeal:
         while True:
             assert self._driver is not None
             status = self._driver.poll()
-            if status in (0, 1, 2):
+            if status in BY_ITSELF:
                 return status
             self._keep_alive()
             if time.monotonic() > due_s:
-                self._driver.kill()
                 raise TimeoutError("the run did not come to its end")
             time.sleep(POLL_S)
 
@@ -122,11 +137,13 @@ class Ordeal:
         self._look()
         victims = self._victims(fault)
         print(f"now: {fault}: {[process.pid for process in victims]}", flush=True)
+        num_hit = 0
         for process in victims:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.send_signal(fault.number)
-            except psutil.NoSuchProcess:
-                continue
+                num_hit += 1
+        if not num_hit:
+            return
         self.struck.append(fault)
         if fault.target == "driver" and fault.number.name == "SIGSTOP":
             time.sleep(DRIVER_STOPPED_S)

@@ -38,11 +38,6 @@ class JournalTail:
         self._offset = 0
         self._rest = b""
 
-    @property
-    def num_bytes(self) -> int:
-        """Of whole lines, up to the last one that was read."""
-        return self._offset - len(self._rest)
-
     def new_swaps(self) -> Iterator[int]:
         """For each swap that was closed since the last call: bytes of the journal up to there."""
         try:

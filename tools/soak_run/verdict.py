@@ -17,6 +17,8 @@ WARM_UP = 0.2
 
 MIN_READINGS = 20
 
+MIN_SWAPS = round(MIN_READINGS / (1 - WARM_UP))
+
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -50,7 +52,7 @@ def judge(readings: Sequence[Reading]) -> list[Growth]:
     if len(kept) < MIN_READINGS:
         raise ValueError(
             f"{len(kept)} readings after the warm-up tell nothing of a trend: at least "
-            f"{MIN_READINGS} are needed, so at least {round(MIN_READINGS / (1 - WARM_UP))} swaps"
+            f"{MIN_READINGS} are needed, so at least {MIN_SWAPS} swaps"
         )
     swaps_each = (kept[-1].swap - kept[0].swap) / (len(kept) - 1)
     names = list(dict.fromkeys(name for each in kept for name in each.held))
