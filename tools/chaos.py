@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TimeoutError as error:
         print(f"chaos: {error}: {options.run_dir}", file=sys.stderr)
         return 1
+    if status == 2:  # the run has said what is wrong
+        return 2
     problems = find_faults_of_books(
         options.run_dir, options.steps, status, ordeal.seen, ordeal.run_ids
     )
