@@ -182,13 +182,14 @@ class Adaptive:
             average=average,
             loss=loss,
         )
-        if average <= 0:  # nothing was sampled yet, in this cycle or before
+        longest_s = LONGEST_HORIZON * (rollout_s + swap.total_s.value)
+        # Nothing was sampled yet, in this cycle or before; or the first cycle has just begun.
+        if average <= 0 or longest_s <= 0:
             return _Score(1.0, None, numbers)
         share_of_place = costs.place_share(rollout_s)
         rate_now = decode_rate.value * (1 - share_of_place)
         if not loss.num_tokens and rate_now > average * (1 + self._hysteresis):
             return _Score(rate_now / average - 1, None, numbers)
-        longest_s = LONGEST_HORIZON * (rollout_s + swap.total_s.value)
         best, best_horizon = -1.0, None
         ready = min(view.num_ready_batches, view.max_batches)
         batch_size = self._group_size * self._groups_per_step

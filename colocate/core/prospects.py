@@ -50,6 +50,7 @@ class RolloutView:
 
     Attributes:
         num_ready_batches: Full batches that could be leased now, within the bound.
+        num_fillable_batches: Those that there will be once every resident trajectory is finished.
         num_unfinished: Trajectories that are still being generated, or in their environments; 0
             where all that are left belong to spare groups.
         num_steps_left: Training steps until the run is done.
@@ -63,12 +64,17 @@ class RolloutView:
     time_s: float
     rollout_started_s: float
     num_ready_batches: int
+    num_fillable_batches: int
     num_unfinished: int
     num_steps_left: int
     max_batches: int
     suffices: bool = False
     loss_of: Callable[[int], Loss] = lambda _: NOTHING
     groups: Callable[[], Groups] = lambda: NO_GROUPS
+
+    def wanted(self, num_batches: int) -> int:
+        """How many of so many batches there can be: to wait for more would be without end."""
+        return min(num_batches, self.num_steps_left, max(1, self.num_fillable_batches))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ def cancel_spare_groups(
     if carries or not settings.redundant_groups:
         return []
     needed = min(
-        settings.max_resident // settings.group_size - buffer.num_leased_groups,
+        settings.max_resident_groups - buffer.num_leased_groups,
         settings.groups_per_step * num_steps_left,
     )
     num_spare = buffer.num_groups - buffer.num_leased_groups - max(0, needed)

@@ -60,13 +60,6 @@ class Residents:
         return len(self) - self._num_done
 
     @property
-    def num_spare_members(self) -> int:
-        """Members beyond the slots of their groups."""
-        if not self._redundant_per_group:
-            return 0
-        return sum(len(group.members) - self._group_size for group in self._groups.values())
-
-    @property
     def groups(self) -> tuple[GroupId, ...]:
         """Of resident trajectories, in the order of admission."""
         return tuple(self._groups)

@@ -252,11 +252,8 @@ class Scheduler:
         return actions
 
     def _has_room_for_group(self) -> bool:
-        """Spares aside, as the bound is on what is to be trained."""
         settings = self.settings
-        num_needed = len(self.buffer) - self.buffer.num_spare_members + settings.group_size
-        spare_groups = settings.redundant_groups * settings.group_size
-        return num_needed <= settings.max_resident + spare_groups
+        return self.buffer.num_groups < settings.max_resident_groups + settings.redundant_groups
 
     def _needs_group(self) -> bool:
         """Whether the groups at hand do not suffice for the steps that are left.

@@ -90,14 +90,19 @@ class Settings:
         return self.group_size * self.groups_per_step
 
     @property
-    def max_resident(self) -> int:
+    def max_resident_groups(self) -> int:
         """A drain phase admits just what it will train; the others what the bound allows.
 
         Spares of redundancy are not among them.
         """
         if self.policy == "drain":
-            return self.swap_interval * self.trajectories_per_step
-        return staleness.max_resident(self.max_staleness, self.trajectories_per_step)
+            return self.swap_interval * self.groups_per_step
+        return staleness.max_resident(self.max_staleness, self.groups_per_step)
+
+    @property
+    def max_resident(self) -> int:
+        """The trajectories of ``max_resident_groups``."""
+        return self.max_resident_groups * self.group_size
 
     @property
     def max_flat_groups(self) -> int:

@@ -49,9 +49,13 @@ def max_swap_interval(max_staleness: int) -> int:
     return max_staleness + 1
 
 
-def max_resident(max_staleness: int, trajectories_per_step: int) -> int:
-    """Trajectories that may be admitted and not ended: what S + 1 steps can consume."""
-    return (max_staleness + 1) * trajectories_per_step
+def max_resident(max_staleness: int, groups_per_step: int) -> int:
+    """Groups that may be admitted and not ended: what S + 1 steps can consume.
+
+    They are counted, and not their trajectories, since steps consume groups: one of which a
+    trajectory was masked takes the place of a whole one.
+    """
+    return (max_staleness + 1) * groups_per_step
 
 
 def max_requests(max_staleness: int, trajectories_per_step: int) -> int:

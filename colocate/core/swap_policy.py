@@ -23,7 +23,7 @@ class Interval:
     num_batches: int
 
     def decide(self, view: RolloutView) -> Swap | Stay:
-        wanted = min(self.num_batches, view.num_steps_left)
+        wanted = view.wanted(self.num_batches)
         if view.num_ready_batches < wanted:
             return Stay()
         return Swap(wanted, Why(reason="as many batches are ready as a swap is to train"))
@@ -55,7 +55,7 @@ class Drain:
     num_batches: int
 
     def decide(self, view: RolloutView) -> Swap | Stay:
-        wanted = min(self.num_batches, view.num_steps_left)
+        wanted = view.wanted(self.num_batches)
         if view.num_unfinished or view.num_ready_batches < wanted:
             return Stay()
         return Swap(wanted, Why(reason="nothing is unfinished"))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colocate.core import crossing, flat_groups, staleness
@@ -20,64 +18,13 @@ from colocate.core.phases import Phase as RunPhase
 from colocate.core.replay_buffer import ReplayBuffer
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError
-from colocate.core.types import TrajectoryId
+from tests.core.any_run import FAIR_REWARDS, any_settings, any_world, play_by_chance
 from tests.core.world import World
 
 
 @st.composite
-def of_flat_groups(draw: st.DrawFn, *, replays: bool) -> dict[str, Any]:
-    """Replay, dynamic sampling, or neither; only the first where ``replays``."""
-    what = "replay" if replays else draw(st.sampled_from(["train", "replay", "resample"]))
-    if what == "train":
-        return {}
-    if what == "resample":
-        limit = draw(st.none() | st.integers(1, 3))
-        return {"dynamic_sampling": True, "dynamic_sampling_max_groups": limit}
-    return {
-        "replay_groups": draw(st.integers(1, 3)),
-        "replay_min_std": draw(st.sampled_from([0.0, 0.4, 2.0])),
-        "replay_min_mean": draw(st.sampled_from([-1.0, 0.4, 3.0])),
-        "replay_max_staleness": draw(st.integers(1, 6)),
-        "replay_max_uses": draw(st.integers(1, 3)),
-    }
-
-
-@st.composite
 def run_settings(draw: st.DrawFn, *, replays: bool) -> Settings:
-    most_spares = 0 if replays else 2
-    max_staleness = draw(st.integers(0, 5))
-    return Settings(
-        steps=draw(st.integers(1, 8)),
-        group_size=draw(st.integers(1, 3)),
-        groups_per_step=draw(st.integers(1, 2)),
-        max_staleness=max_staleness,
-        policy=draw(st.sampled_from(["interval", "timed", "drain", "adaptive"])),
-        swap_interval=draw(st.integers(1, max_staleness + 1)),
-        period_s=draw(st.sampled_from([0.5, 5.0])),
-        warmup_swaps=draw(st.integers(0, 3)),
-        expiry_grace_s=draw(st.sampled_from([0.0, 3.0])),
-        max_inflight=draw(st.none() | st.integers(1, 4)),
-        on_stale=draw(st.sampled_from(["expire", "restart"])),
-        max_filtered_fraction=1.0,
-        redundant_per_group=draw(st.integers(0, most_spares)),
-        redundant_groups=draw(st.integers(0, most_spares)),
-        spare_groups=draw(st.sampled_from(["cancel", "carry"])),
-        sleep=draw(st.sampled_from(["auto", "0", "kv", "1", "2"])),
-        keep_best=draw(st.booleans()),
-        eval_every_steps=draw(st.integers(0, 3)),
-        eval_before_first_step=draw(st.booleans()),
-        eval_num_samples=draw(st.integers(1, 3)),
-        checkpoint_every_steps=draw(st.integers(0, 2)),
-        checkpoint_every_s=draw(st.sampled_from([0.0, 0.0, 40.0])),
-        **draw(of_flat_groups(replays=replays)),
-    )
-
-
-FAIR_REWARDS: dict[str, Callable[[TrajectoryId], int]] = {
-    "equal": lambda _: 0,
-    "spread": lambda trajectory: trajectory % 2,
-    "sometimes equal": lambda trajectory: (trajectory // 4) % 2 * trajectory % 2,
-}
+    return any_settings(lambda options: draw(st.sampled_from(options)), replays=replays)
 
 
 @st.composite
@@ -85,6 +32,17 @@ def worlds(draw: st.DrawFn, *, replays: bool = False) -> World:
     """Any, or, to look closer at replay, such as replay and have no spares."""
     rewards = draw(st.sampled_from(sorted(FAIR_REWARDS)))
     return World(draw(run_settings(replays=replays)), fair_reward=FAIR_REWARDS[rewards])
+
+
+def complete(world: World) -> None:
+    """From here on nothing breaks, and the run must reach its end with its books balanced."""
+    world.finish_fairly()
+    world.auditor.check_summary(world.scheduler.summary())
+    assert world.auditor.violations == []
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert outcome.status == "completed", outcome.error
+    assert world.scheduler.swapper.engine_version == world.scheduler.settings.steps
 
 
 def state_of(world: World) -> object:
@@ -112,27 +70,20 @@ def play(world: World, data: st.DataObject, num_facts: int) -> None:
         facts[chosen](data.draw(st.integers(0, 11)))
 
 
-def play_by_chance(world: World, chance: Random, num_facts: int) -> None:
-    """As ``play``, each fact as likely as any other, and much quicker: nothing can be shrunk."""
-    for _ in range(num_facts):
-        facts = world.possible()
-        if world.is_over or not facts:
-            return
-        chance.choice(facts)(chance.randrange(12))
-
-
 @given(worlds(), st.data(), st.integers(0, 150))
 def test_every_order_of_facts_keeps_the_invariants_and_can_still_complete(
     world: World, data: st.DataObject, num_facts: int
 ) -> None:
     play(world, data, num_facts)
-    world.finish_fairly()
-    world.auditor.check_summary(world.scheduler.summary())
-    assert world.auditor.violations == []
-    outcome = world.scheduler.swapper.outcome
-    assert outcome is not None
-    assert outcome.status == "completed", outcome.error
-    assert world.scheduler.swapper.engine_version == world.scheduler.settings.steps
+    complete(world)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_run_that_chance_plays_completes(seed: int) -> None:
+    chance = Random(seed)
+    world = any_world(chance)
+    play_by_chance(world, chance, chance.randint(0, 150))
+    complete(world)
 
 
 @given(worlds(), st.data(), st.integers(0, 80))
@@ -324,23 +275,13 @@ BREAKS_OF_REPLAY = [
 )
 def test_the_properties_catch_a_broken_buffer(break_it, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it(monkeypatch)
-    chances = st.randoms(use_true_random=True)
 
-    @settings(
-        max_examples=1000,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(worlds(replays=break_it in BREAKS_OF_REPLAY), chances, st.integers(40, 150))
-    def search(world: World, chance: Random, num_facts: int) -> None:
-        play_by_chance(world, chance, num_facts)
-        world.finish_fairly()
-        world.auditor.check_summary(world.scheduler.summary())
-        assert world.auditor.violations == []
+    def search() -> None:
+        for seed in range(1000):
+            chance = Random(seed)
+            world = any_world(chance, replays=break_it in BREAKS_OF_REPLAY)
+            play_by_chance(world, chance, chance.randint(40, 150))
+            complete(world)
 
     with pytest.raises((AssertionError, ProtocolError, KeyError, ZeroDivisionError)):
         search()

@@ -23,7 +23,8 @@ from colocate.core.restarts import Process, Restarts
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError
 from colocate.core.types import Version
-from tests.core.test_invariants import FAIR_REWARDS, play, run_settings
+from tests.core.any_run import FAIR_REWARDS, any_world, play_by_chance, with_losses
+from tests.core.test_invariants import play, run_settings
 from tests.core.world import World
 
 BASE = Settings(
@@ -42,13 +43,8 @@ BASE = Settings(
 def worlds_of_losses(draw: st.DrawFn) -> World:
     """Worlds in which processes may be lost as often as the settings allow."""
     limit = draw(st.integers(1, 3))
-    run = dataclasses.replace(
-        draw(run_settings(replays=draw(st.booleans()))),
-        max_restarts=limit,
-        restart_window_s=1e9,
-        checkpoint_every_steps=draw(st.integers(0, 2)),
-        verify_every=draw(st.integers(0, 1)),
-    )
+    run = draw(run_settings(replays=draw(st.booleans())))
+    run = with_losses(run, lambda options: draw(st.sampled_from(options)), limit)
     rewards = FAIR_REWARDS[draw(st.sampled_from(sorted(FAIR_REWARDS)))]
     return World(run, fair_reward=rewards, num_losses=limit)
 
@@ -71,6 +67,13 @@ def test_whatever_is_lost_in_whatever_order_the_run_completes_with_its_books_bal
     world: World, data: st.DataObject, num_facts: int
 ) -> None:
     play(world, data, num_facts)
+    balance(world)
+
+
+NUM_SEEDS = 100
+
+
+def balance(world: World) -> None:
     summary = finish(world)
     assert summary["steps"] == world.scheduler.settings.steps
     assert world.scheduler.swapper.engine_version == world.scheduler.settings.steps
@@ -79,6 +82,24 @@ def test_whatever_is_lost_in_whatever_order_the_run_completes_with_its_books_bal
     assert tokens["generated"] + resumed == tokens["trained"] + tokens["discarded"] + resident
     measured = [result["step"] for result in world.scheduler.books.evaluations.results]
     assert measured == sorted(set(measured))
+
+
+def play_losses(seed: int) -> None:
+    chance = Random(seed)
+    world = any_world(chance, replays=chance.random() < 0.5, num_losses=chance.randint(1, 3))
+    play_by_chance(world, chance, chance.randint(0, 150))
+    balance(world)
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_whatever_chance_takes_from_a_run_it_completes(seed: int) -> None:
+    play_losses(seed)
+
+
+@pytest.mark.nightly
+def test_however_often_chance_tries_the_run_completes() -> None:
+    for seed in range(NUM_SEEDS, 5000):
+        play_losses(seed)
 
 
 EVALUATED = dataclasses.replace(BASE, eval_every_steps=1, eval_num_samples=2, keep_best=True)

@@ -15,6 +15,7 @@ from colocate.core import actions as act
 from colocate.core import events as ev
 from colocate.core.audit import Auditor
 from colocate.core.buffer_snapshot import BufferSnapshot
+from colocate.core.deadlines import STOOD_STILL_S
 from colocate.core.memory import EVICTED
 from colocate.core.phases import ENDS, Phase
 from colocate.core.remedies import Remedy
@@ -331,21 +332,22 @@ class World:
         self.fire_deadline()
 
     def fire_deadline(self) -> None:
-        """The present deadline; where time has passed it by, the one that is set in its place."""
+        """The present deadline; where time has long passed it by, the one that is set instead."""
         late = None
         while self._deadline is not None and self._deadline is not late:
             late = self._deadline
             self.time_s = max(self.time_s, late.at_s)
-            is_late = self.time_s > late.at_s
+            stood_still = self.time_s >= late.at_s + STOOD_STILL_S
             self.take(ev.TimerFired(time_s=self.time_s, timer=late.timer))
-            if not is_late:
+            if not stood_still:
                 return
 
     def _answer_stale(self, n: int) -> None:
         """What was on its way when a process was lost comes in after it was started anew."""
         event = self._stale.pop(n % len(self._stale))
         actions = self.take(dataclasses.replace(event, time_s=self._tick()))
-        assert not actions or isinstance(event, ev.EngineLost)
+        concerned = [a for a in actions if getattr(a, "trajectory", None) is not None]
+        assert isinstance(event, ev.EngineLost) or not concerned
 
     def _give_up_operation(self, incarnation: int) -> None:
         action, self._operation = self._operation, None
