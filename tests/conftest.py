@@ -1,9 +1,9 @@
 """For all tests.
 
-``HYPOTHESIS_PROFILE=nightly launch/test.sh tests/core`` searches longer. ``COLOCATE_TEST_UNTIL``
-(seconds since the epoch; ``launch/test.sh`` makes it of ``COLOCATE_TEST_MINUTES``) is when no test
-is begun any more: what is left then is reported as skipped, with this reason. The one that runs
-then is ended if it takes very long.
+``HYPOTHESIS_PROFILE=nightly launch/test.sh tests/core`` searches longer, and at random.
+``COLOCATE_TEST_UNTIL`` (seconds since the epoch; ``launch/test.sh`` makes it of
+``COLOCATE_TEST_MINUTES``) is when no test is begun any more: what is left then is reported as
+skipped, with this reason. The one that runs then is ended if it takes very long.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from hypothesis import HealthCheck, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
-settings.register_profile("normal", max_examples=60, deadline=None, suppress_health_check=_SLOW)
-settings.register_profile("nightly", settings.get_profile("normal"), max_examples=20_000)
+# The same examples each time, so that a change is judged by what it changes; a search is random.
+settings.register_profile(
+    "normal", max_examples=60, deadline=None, suppress_health_check=_SLOW, derandomize=True
+)
+settings.register_profile(
+    "nightly", settings.get_profile("normal"), max_examples=20_000, derandomize=False
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 # Torch, transformers and vLLM leave millions of live objects; a full collection walks them all.
