@@ -131,8 +131,7 @@ class Recovery:
         swapper = self._swapper
         is_trainer = process is Process.TRAINER
         if swapper.phase is Phase.CLOSING:
-            # What is being closed need not live; a trainer may still have had to be saved.
-            return swapper.fail(cause, time_s) if is_trainer else []
+            return []  # what is being closed need not live; a checkpoint that fails is a fault
         if swapper.is_stopping:
             return swapper.stop_without(process, cause, time_s)
         if process is Process.ENGINE and swapper.engine_is_lost:

@@ -58,6 +58,8 @@ from colocate.core.types import Ending, MemorySample, SleepMode, Version
 MEMORY_POLL_S = 0.1
 """How often memory is read again while a phase waits for it to fall."""
 
+_OF_TRAINER = (Phase.TRAINER_WAKING, Phase.TRAINING, Phase.TRAINER_OFFLOADING)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -181,6 +183,12 @@ class Swapper:
         action = CloseRun(checkpoint=makes_one, version=self.trainer_version)
         limit_s = self._settings.grace_s if self.is_stopping else None
         return [*self._set_deadline(time_s, limit_s), action]
+
+    @property
+    def _trainer_rests(self) -> bool:
+        """Whether no phase of the trainer's own is under way, but for memory to come free."""
+        is_offloaded = self.phase is Phase.TRAINER_OFFLOADING and self._waits
+        return is_offloaded or self.phase not in _OF_TRAINER
 
     @property
     def _is_starting_trainer(self) -> bool:
@@ -482,9 +490,9 @@ class Swapper:
     def timer_fired(self, event: TimerFired) -> list[Action]:
         if self._deadlines.is_of_phase(event) and self.phase is not Phase.ROLLOUT:
             return self.fail(self._explain_deadline(), event.time_s)
-        if event.timer == "grace" and self.phase is Phase.PARKING:
-            return self._close(event.time_s)  # without what a stuck engine has sampled
         if event.timer == "grace" and self.phase is not Phase.CLOSING:
+            if self._trainer_rests and self.phase is not Phase.PUBLISHING:
+                return self._close(event.time_s)  # without what a stuck engine has sampled
             self.outcome = Outcome(
                 status="stopped",
                 signal=self._signal,

@@ -15,8 +15,6 @@ from colocate.core.restarts import Process
 from colocate.core.swap import MEMORY_POLL_S, Outcome, Swapper
 from colocate.core.types import Version
 
-_OF_TRAINER = (Phase.TRAINER_WAKING, Phase.TRAINING, Phase.TRAINER_OFFLOADING)
-
 _OF_ENGINE = (Phase.PARKING, Phase.SLEEPING, Phase.WEIGHTS_WAKING, Phase.KV_WAKING)
 
 
@@ -36,8 +34,7 @@ class RecoverableSwapper(Swapper):
 
     def lose_engine(self, time_s: float) -> list[Action]:
         """Starts a new engine: now, or when the trainer, which is at work, is done."""
-        is_done = self.phase is Phase.TRAINER_OFFLOADING and self._waits
-        if self.phase not in _OF_TRAINER or is_done:
+        if self._trainer_rests:
             return self._replace_engine(time_s)
         self.engine_is_lost = True
         # Where it was to be relieved of memory, that is free now.
@@ -90,7 +87,7 @@ class RecoverableSwapper(Swapper):
             error = f"no checkpoint: {cause}"
             self.outcome = Outcome(status="stopped", signal=self._signal, error=error)
             return self._close(time_s, checkpoint=False)
-        return [] if self.phase in _OF_TRAINER else self._close(time_s)
+        return self._close(time_s) if self._trainer_rests else []
 
     # Going on
 

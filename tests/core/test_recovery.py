@@ -273,6 +273,66 @@ def test_an_engine_that_is_known_to_be_lost_keeps_no_swap_waiting_for_its_memory
     assert finish(world)["recoveries"]["engine"] == 1
 
 
+def stop(world: World, *, grace_ends: bool) -> None:
+    world.take(ev.StopRequested(time_s=world.time_s, signal=15))
+    if grace_ends:
+        world.time_s += BASE.grace_s
+        world.take(ev.TimerFired(time_s=world.time_s, timer="grace"))
+
+
+def waits_for_memory() -> World:
+    """A world whose trainer has been offloaded, and whose memory does not come free."""
+    world = World(BASE)
+    reach(world, RunPhase.TRAINER_OFFLOADING)
+    world.trainer_leak = 100
+    world._end_operation(0)
+    assert world.scheduler.phase is RunPhase.TRAINER_OFFLOADING
+    return world
+
+
+def test_an_engine_lost_in_a_stop_while_memory_is_waited_for_leaves_a_checkpoint() -> None:
+    world = waits_for_memory()
+    stop(world, grace_ends=False)
+    world.take(ev.EngineLost(time_s=world.time_s, error="it died"))
+    assert world._operation == act.CloseRun(checkpoint=True, version=Version(2))
+
+
+@pytest.mark.parametrize(
+    "phase", [RunPhase.SLEEPING, RunPhase.WEIGHTS_WAKING, RunPhase.KV_WAKING, None]
+)
+def test_a_stop_whose_grace_ends_while_the_trainer_rests_leaves_a_checkpoint(
+    phase: RunPhase | None,
+) -> None:
+    world = waits_for_memory() if phase is None else World(BASE)
+    if phase is not None:
+        reach(world, phase)
+    stop(world, grace_ends=True)
+    version = world.scheduler.swapper.trainer_version
+    assert world._operation == act.CloseRun(checkpoint=True, version=version)
+    world.finish_fairly()
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.error) == ("stopped", None)
+
+
+@pytest.mark.parametrize(
+    "phase", [RunPhase.TRAINING, RunPhase.TRAINER_OFFLOADING, RunPhase.PUBLISHING]
+)
+def test_a_trainer_that_is_lost_as_its_stop_is_cut_off_does_not_make_the_stop_a_failure(
+    phase: RunPhase,
+) -> None:
+    world = World(BASE)
+    reach(world, phase)
+    stop(world, grace_ends=True)
+    assert world.take(ev.TrainerLost(time_s=world.time_s, error="it was killed")) == []
+    world.finish_fairly()
+    outcome = world.scheduler.swapper.outcome
+    assert outcome is not None
+    assert outcome.status == "stopped"
+    assert outcome.error is not None
+    assert outcome.error.startswith(f"no checkpoint: {phase} did not end within")
+
+
 def test_what_comes_in_of_a_phase_that_was_given_up_does_not_fail_a_run_that_closes() -> None:
     world = World(BASE)
     reach(world, RunPhase.TRAINER_OFFLOADING)
