@@ -18,7 +18,7 @@ LEADING = "pass@1"
 
 @dataclass(slots=True)
 class EvaluationTally:
-    """Counters, and the metrics of each evaluation that scored something.
+    """Counters, and the metrics of each evaluation that scored something and was not cut.
 
     Attributes:
         cut: Evaluations that were cut off, by the reason.
@@ -45,7 +45,7 @@ class EvaluationTally:
             is_new = reason not in self.lost and len(self.lost) >= MAX_REASONS
             self.lost[OTHER_REASONS if is_new else reason] += count
             self.samples["lost"] += count
-        if event.metrics and counts:
+        if event.metrics and counts and not event.num_cut:
             self.results.append({"step": event.version, **event.metrics})
 
     def go_back(self, version: Version) -> None:

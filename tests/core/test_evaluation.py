@@ -82,6 +82,9 @@ def test_the_deadline_lets_go_of_the_swap_and_what_was_scored_is_told_later() ->
     assert books.samples == {"scored": 1, "cut": 1}
     assert books.cut == {"eval.timeout_s = 600.0": 1}
     finish(world)
+    # Half an evaluation is compared with none.
+    assert 0 not in [result["step"] for result in books.results]
+    assert len(books.results) == books.num_ended - 1
 
 
 def test_a_driver_that_was_stopped_beyond_the_deadline_sets_it_anew() -> None:
