@@ -41,6 +41,7 @@ def watch_command(arguments: Sequence[str]) -> int:
         )
         return 2
     stop = threading.Event()
+    broken: list[Exception] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -55,23 +56,30 @@ def watch_command(arguments: Sequence[str]) -> int:
             server,
         ):
             subject = Subject(folder, Path(scratch))
-            drawing = threading.Thread(target=_watch, args=(subject, board, stop), daemon=True)
-            drawing.start()
+            work = (subject, board, stop, broken)
+            threading.Thread(target=_watch, args=work, daemon=True).start()
             print(f"Watching {folder} at {server.url} (Ctrl-C ends it)", flush=True)
             stop.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if broken:
+        raise broken[0]
     return 0
 
 
-def _watch(subject: Subject, board: Board, stop: threading.Event) -> None:
-    os.nice(_NICENESS)
-    board.show(subject.strip(), "", 0)
-    while not stop.is_set():
-        subject.draw()
-        board.show(subject.strip(), subject.page, subject.revision)
-        stop.wait(EVERY_S)
+def _watch(subject: Subject, board: Board, stop: threading.Event, broken: list[Exception]) -> None:
+    """Draws until it is stopped; where it cannot go on, it ends the watching, with the cause."""
+    try:
+        os.nice(_NICENESS)
+        board.show(subject.strip(), "", 0)
+        while not stop.is_set():
+            subject.draw()
+            board.show(subject.strip(), subject.page, subject.revision)
+            stop.wait(EVERY_S)
+    except Exception as error:
+        broken.append(error)
+        stop.set()
 
 
 def _port(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from colocate.cli.main import main
+from colocate.report.watch.subject import Subject
 from tests.patience import patient
 
 Run = Callable[[Sequence[str]], Any]
@@ -81,3 +84,18 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, colocate: Run) -> None:
     watcher.send_signal(signal.SIGINT)
     watcher.communicate(timeout=300)
     assert watcher.returncode == 0
+
+
+def test_a_page_that_cannot_be_drawn_ends_the_watching_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("steps: 4\n")
+
+    def fail(subject: Subject) -> None:
+        raise RuntimeError("no space left for the picture")
+
+    monkeypatch.setattr(Subject, "draw", fail)
+    monkeypatch.setattr(os, "nice", lambda by: by)  # of the tests' own process
+    with pytest.raises(RuntimeError, match="no space left for the picture"):
+        main(["watch", str(tmp_path)])
