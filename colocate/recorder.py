@@ -298,8 +298,11 @@ class Recorder:
         )
 
     def _eta_s(self, time_s: float, scheduler: Scheduler) -> float | None:
-        """From the pace since the first step; the first is slower than the rest."""
-        num_done = scheduler.books.steps - 1
+        """From the pace since the first step, which is slower than the rest.
+
+        Steps that a rollback has abandoned took their time, too.
+        """
+        num_done = scheduler.books.steps + scheduler.recovery.abandoned.steps - 1
         if self._first_step_s is None or num_done < 1:
             return None
         return (time_s - self._first_step_s) / num_done * scheduler.swapper.num_steps_left
