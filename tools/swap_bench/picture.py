@@ -38,18 +38,23 @@ _DPI = 150
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:
     """Writes a PNG: what each swap took, by part, and the RAM that each process held."""
-    figure = Figure(figsize=(10.0, 9.5), layout="constrained")
+    knows_growth = all(figures["rss"][name]["slope"] is not None for name in _MEMORY)
+    heights = (3, 2, 2) if knows_growth else (3, 2)
+    figure = Figure(figsize=(10.0, 1.0 + 1.2 * sum(heights)), layout="constrained")
     figure.suptitle(describe(figures), fontsize=10, color=_INK)
-    time, memory, growth = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
-    for axes in (time, memory, growth):
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(_FAINT)
         axes.tick_params(colors=_INK, labelsize=9)
         axes.grid(visible=True, axis="y", color="#e6e6e6", linewidth=0.7)
         axes.set_axisbelow(True)
-    _draw_times(time, figures)
-    _draw_memory(memory, figures)
-    _draw_growth(growth, figures)
+    _draw_times(panels[0], figures)
+    _draw_memory(panels[1], figures)
+    if knows_growth:
+        _draw_growth(panels[2], figures)
+    panels[-1].set_xlabel("swap")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=_DPI)
 
 
@@ -98,7 +103,7 @@ def _draw_memory(axes: Axes, figures: Mapping[str, Any]) -> None:
     axes.set(ylabel="MiB", title="RAM that each holds (RSS without mapped files)")
     axes.set_ylim(bottom=0)
     _legend(axes, None)
-    _mark_warm_up(axes, figures["warm_up"])
+    _shade_warm_up(axes, figures["warm_up"])
 
 
 def _draw_growth(axes: Axes, figures: Mapping[str, Any]) -> None:
@@ -115,12 +120,11 @@ def _draw_growth(axes: Axes, figures: Mapping[str, Any]) -> None:
             linewidth=1.8,
             label=f"{label}: {growth}",
         )
-    axes.set(xlabel="swap", ylabel="MiB", title="The same, since the warm-up ended")
+    axes.set(ylabel="MiB", title="The same, since the warm-up ended")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, -0.5), max(high, 0.5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(axes, "growth per swap")
-    _mark_warm_up(axes, skipped)
+    _shade_warm_up(axes, skipped)
 
 
 def _readings(figures: Mapping[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -142,13 +146,15 @@ def _legend(axes: Axes, title: str | None) -> None:
 
 
 def _growth(found: Mapping[str, Any]) -> str:
-    if found["slope"] is None:
-        return "too few swaps"
     return f"{found['slope'] / 1024:+.1f} KiB" if found["grows"] else "none"
 
 
-def _mark_warm_up(axes: Axes, count: int) -> None:
+def _shade_warm_up(axes: Axes, count: int) -> None:
     axes.axvspan(0.5, count + 0.5, color="#f2f2f2", zorder=0, linewidth=0)
+
+
+def _mark_warm_up(axes: Axes, count: int) -> None:
+    _shade_warm_up(axes, count)
     axes.annotate(
         "warm-up",
         (0.5 + count / 2, 1.0),
