@@ -96,9 +96,7 @@ def keep_steps(path: Path, *, up_to: int) -> None:
     if not path.exists():
         return
     kept = [row for row in read_metrics(path) if row["step"] <= up_to]
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_text("".join(strict_json(row) + "\n" for row in kept))
-    written.replace(path)
+    _replace(path, "".join(strict_json(row) + "\n" for row in kept))
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
@@ -107,7 +105,11 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a number that is not finite; the old file stays.
     """
-    text = strict_json(dict(summary), indent=2) + "\n"
+    _replace(path, strict_json(dict(summary), indent=2) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Old text or new, whole, whenever the machine stops."""
     written = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with written.open("w", encoding="utf-8") as file:
