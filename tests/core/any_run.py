@@ -25,6 +25,9 @@ FAIR_REWARDS: dict[str, Callable[[TrajectoryId], int]] = {
 }
 
 
+POLICIES = ["interval", "timed", "drain", "adaptive"]
+
+
 def _of_flat_groups(pick: Pick, *, replays: bool) -> dict[str, Any]:
     """Replay, dynamic sampling, or neither; only the first where ``replays``."""
     what = "replay" if replays else pick(["train", "replay", "resample"])
@@ -51,7 +54,7 @@ def any_settings(pick: Pick, *, replays: bool) -> Settings:
         group_size=pick([1, 2, 3]),
         groups_per_step=pick([1, 2]),
         max_staleness=max_staleness,
-        policy=pick(["interval", "timed", "drain", "adaptive"]),
+        policy=pick(POLICIES),
         swap_interval=pick(range(1, max_staleness + 2)),
         period_s=pick([0.5, 5.0]),
         warmup_swaps=pick([0, 1, 2, 3]),
