@@ -10,6 +10,11 @@ STOOD_STILL_S = 5.0
 """A timer that fires so much too late tells of a driver that was stopped itself, or blocked."""
 
 
+def driver_stood_still(fired_s: float, due_s: float) -> bool:
+    """Whether a timer comes so late that nobody can be blamed for what it was to watch."""
+    return fired_s >= due_s + STOOD_STILL_S
+
+
 class Deadlines:
     """One timer counts at a time; those that were set before it are known by their names.
 
@@ -46,9 +51,9 @@ class Deadlines:
         return event.timer == self._idle_timer
 
     def stood_still(self, event: TimerFired) -> bool:
-        """Whether the timer that counts comes so late that nobody can be blamed for it."""
+        """Whether the timer that counts is too late to be held against anybody."""
         counts = self.is_of_phase(event) or self.is_of_idling(event)
-        return counts and event.time_s >= self._due_s + STOOD_STILL_S
+        return counts and driver_stood_still(event.time_s, self._due_s)
 
     @property
     def _phase_timer(self) -> str:

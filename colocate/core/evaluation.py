@@ -25,7 +25,7 @@ from colocate.core.actions import (
     SubmitEvaluation,
 )
 from colocate.core.admission import RequestQueue
-from colocate.core.deadlines import STOOD_STILL_S
+from colocate.core.deadlines import driver_stood_still
 from colocate.core.evaluation_tally import LEADING, EvaluationTally
 from colocate.core.events import (
     EvaluationEnded,
@@ -199,7 +199,7 @@ class Evaluations:
         if running is None or event.timer != _deadline_of(running.version):
             return []
         timeout_s = self._settings.eval_timeout_s
-        if event.time_s >= running.due_s + STOOD_STILL_S:
+        if driver_stood_still(event.time_s, running.due_s):
             running.due_s = event.time_s + timeout_s
             return [SetTimer(timer=event.timer, at_s=running.due_s)]
         return self.cut(f"eval.timeout_s = {timeout_s}")

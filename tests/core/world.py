@@ -15,7 +15,7 @@ from colocate.core import actions as act
 from colocate.core import events as ev
 from colocate.core.audit import Auditor
 from colocate.core.buffer_snapshot import BufferSnapshot
-from colocate.core.deadlines import STOOD_STILL_S
+from colocate.core.deadlines import driver_stood_still
 from colocate.core.memory import EVICTED
 from colocate.core.phases import ENDS, Phase
 from colocate.core.remedies import Remedy
@@ -337,7 +337,7 @@ class World:
         while self._deadline is not None and self._deadline is not late:
             late = self._deadline
             self.time_s = max(self.time_s, late.at_s)
-            stood_still = self.time_s >= late.at_s + STOOD_STILL_S
+            stood_still = driver_stood_still(self.time_s, late.at_s)
             self.take(ev.TimerFired(time_s=self.time_s, timer=late.timer))
             if not stood_still:
                 return
