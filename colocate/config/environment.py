@@ -27,7 +27,8 @@ class EnvironmentConfig(Section):
     factory: ImportPath = Field(description="`package.module:name` of the environment class.")
     options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
     step_timeout_s: PositiveFloat = Field(
-        300.0, description="Deadline of one step; a step that misses it fails its trajectory."
+        300.0,
+        description="Deadline of one reset or step; one that misses it filters its trajectory.",
     )
     max_concurrent: PositiveInt | None = Field(
         None,

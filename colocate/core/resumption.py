@@ -69,16 +69,15 @@ def _groups_without_a_place(
         reason = f"its group has {snapshot.residents.group_size} members, not {size}"
         return dict.fromkeys(buffer.groups, reason)
     given_up: dict[GroupId, str] = {}
-    room = settings.max_resident + settings.redundant_groups * size
+    room = settings.max_resident_groups + settings.redundant_groups
     for group in sorted(buffer.groups, key=lambda group: not buffer.is_complete(group)):
         members = buffer.members(group)
-        num_resident = min(size, sum(member.ending is None for member in members))
         if len(members) > most:
             given_up[group] = f"its group has more spares than {settings.redundant_per_group}"
-        elif num_resident > room:
-            given_up[group] = "fewer trajectories may be resident than before"
+        elif not room:
+            given_up[group] = "fewer groups may be resident than before"
         else:
-            room -= num_resident
+            room -= 1
     return given_up
 
 

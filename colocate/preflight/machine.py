@@ -117,7 +117,7 @@ def _allocator_allows_sleep(device: DeviceChoice, sleep: str | int) -> Iterator[
             value=sleep,
             rule=f"cannot work with {setting}=expandable_segments: vLLM's sleep needs a memory "
             "pool of its own",
-            remedy=f"take expandable_segments out of {setting}",
+            remedy=f"take expandable_segments out of {setting}, or set inference.sleep=0",
         )
 
 

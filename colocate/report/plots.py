@@ -17,6 +17,7 @@ from colocate.core.phases import SWAP, Phase
 from colocate.report.evaluation_plot import draw_evaluations
 from colocate.report.history import Decision
 from colocate.report.lives_plot import draw_lives
+from colocate.report.records import with_own_trajectories
 from colocate.report.run_files import RunFiles
 from colocate.report.style import (
     ACCENT,
@@ -114,13 +115,8 @@ def _figures(run: RunFiles, optimum: float | None) -> dict[str, tuple[Figure, st
     return figures
 
 
-def _with_own_trajectories(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A step that trained nothing but replays has neither a reward nor a lag of its own."""
-    return [row for row in metrics if "reward_mean" in row]
-
-
 def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figure:
-    own = _with_own_trajectories(metrics)
+    own = with_own_trajectories(metrics)
     steps = [row["step"] for row in own]
     rewards = [row["reward_mean"] for row in own]
     window = max(2, min(10, len(rewards) // 5))
@@ -145,7 +141,7 @@ def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figu
 
 def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any]) -> Figure:
     figure, (over_time, whole) = new_figure(3.6, width_ratios=(2, 1))
-    own = _with_own_trajectories(metrics)
+    own = with_own_trajectories(metrics)
     steps = [row["step"] for row in own]
     bound = staleness["bound"]
     oldest = [row["lag_max"] for row in own]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: no JSON: {error}") from error
     return rows
+
+
+def with_own_trajectories(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A step that trained nothing but replays has neither a reward nor a lag of its own."""
+    return [row for row in metrics if "reward_mean" in row]
 
 
 def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:

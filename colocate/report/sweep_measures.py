@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from colocate.core.phases import SWAP, Phase
+from colocate.report.records import with_own_trajectories
 from colocate.report.statistics import Estimate, estimate
 from colocate.report.sweep_jobs import SweepJob, swept_keys
 
@@ -79,7 +80,7 @@ def measure(job: SweepJob) -> dict[str, float | None]:
     at_work_s = sum(phase_s.values()) - phase_s[Phase.STARTING] - phase_s[Phase.CLOSING]
     swap_s = sum(phase_s[phase] for phase in SWAP if phase is not Phase.TRAINING)
     environment, trajectories = summary["environment"], summary["trajectories"]
-    rewards = [row["reward_mean"] for row in job.metrics]
+    rewards = [row["reward_mean"] for row in with_own_trajectories(job.metrics)]
     return {
         "throughput": _ratio(trajectories["trained"], at_work_s),
         "mean_lag": summary["staleness"]["mean_trained_lag"],
@@ -148,7 +149,7 @@ def reward_after(job: SweepJob, num_trajectories: int) -> float | None:
     rewards: list[float] = [
         row["reward_mean"]
         for row, count in zip(job.metrics, counts, strict=True)
-        if count <= num_trajectories
+        if count <= num_trajectories and "reward_mean" in row
     ]
     if not rewards:
         return None

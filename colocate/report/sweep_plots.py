@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from colocate.report.plots import Plot
+from colocate.report.records import with_own_trajectories
 from colocate.report.statistics import Estimate, pareto_front
 from colocate.report.style import ACCENT, FAINT, SERIES, new_figure, running_mean, save
 from colocate.report.sweep_jobs import SweepJob
@@ -195,9 +196,9 @@ def _curves(
     for group in groups:
         look = looks[group.point]
         lines = [
-            (np.asarray(position(job), dtype=float), _smooth(job, window))
+            _line(job, position(job), window)
             for job in group.jobs
-            if job.metrics
+            if with_own_trajectories(job.metrics)
         ]
         if not lines:
             continue
@@ -215,8 +216,10 @@ def _curves(
     return figure
 
 
-def _smooth(job: SweepJob, window: int) -> np.ndarray:
-    return running_mean([row["reward_mean"] for row in job.metrics], window)
+def _line(job: SweepJob, positions: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
+    has_own = np.array(["reward_mean" in row for row in job.metrics])
+    rewards = [row["reward_mean"] for row in with_own_trajectories(job.metrics)]
+    return np.asarray(positions, dtype=float)[has_own], running_mean(rewards, window)
 
 
 def _learning(groups: Sequence[Group], learned: Mapping[Point, Estimate], budget: int) -> Figure:

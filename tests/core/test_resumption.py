@@ -164,6 +164,8 @@ def test_a_life_under_another_configuration_takes_up_what_fits_and_counts_the_re
     found = resumed["finished"] + resumed["partials"] + resumed["begun"]
     assert found == held
     assert second.scheduler.books.admitted == held - resumed["given_up"]
+    room = settings.max_resident_groups + settings.redundant_groups
+    assert second.scheduler.buffer.num_groups <= room
     second.finish_fairly()
     check_books(second)
 

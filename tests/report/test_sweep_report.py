@@ -62,6 +62,15 @@ def test_a_jobs_measures_are_those_of_its_summary(summary: dict[str, Any]) -> No
     assert (found["mean_lag"], found["max_lag"], found["swaps"]) == (0.1, 1, 12.0)
 
 
+def test_a_step_that_trained_replays_alone_has_no_reward_to_judge_a_job_by(
+    summary: dict[str, Any],
+) -> None:
+    one = job(summary, [0.2, 0.9, 0.4])
+    del one.metrics[1]["reward_mean"]
+    assert measure(one)["reward_end"] == pytest.approx(0.3)
+    assert reward_after(one, 30) == pytest.approx(0.4)
+
+
 def test_repetitions_differ_by_seed_only_and_settings_stand_in_the_order_of_numbers(
     summary: dict[str, Any],
 ) -> None:
@@ -138,6 +147,8 @@ def write_job(folder: Path, summary: dict[str, Any], bound: int, seed: int) -> N
     (folder / ".hydra" / "config.yaml").write_text("scheduler: {policy: adaptive}")
     (folder / "summary.json").write_text(json.dumps(summary))
     lines = rows([0.1 * bound + 0.01 * seed + 0.02 * step for step in range(12)])
+    if seed:
+        del lines[0]["reward_mean"]  # it trained nothing but replays
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
 
 
