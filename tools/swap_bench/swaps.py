@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -88,11 +87,6 @@ class Swap:
     @property
     def cost_s(self) -> float:
         return sum(self.seconds.get(part, 0.0) for part in SWAP_PARTS)
-
-
-# CPython remembers up to 4,096 names of attributes that were looked up, and pyzmq spells the name
-# of each socket option anew, for vLLM's client in the driver: 230 KiB, but growth until it is full.
-_clear_type_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 
 
 class Swapper:
@@ -280,7 +274,6 @@ class Swapper:
         return held
 
     async def _keep(self, swap: Swap, sample: MemorySample, name: str) -> None:
-        _clear_type_cache()
         host = await asyncio.to_thread(self._host.read)
         swap.rss |= {f"{tenant} {name}": held for tenant, held in host.tenants().items()}
         swap.rss[f"driver {name}"] = host.by_process[os.getpid()]
