@@ -84,6 +84,7 @@ def test_any_run_that_chance_plays_completes(seed: int) -> None:
     world = any_world(chance)
     play_by_chance(world, chance, chance.randint(0, 150))
     complete(world)
+    assert world.is_over
 
 
 @given(worlds(), st.data(), st.integers(0, 80))

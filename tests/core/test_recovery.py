@@ -69,6 +69,7 @@ def test_whatever_is_lost_in_whatever_order_the_run_completes_with_its_books_bal
 ) -> None:
     play(world, data, num_facts)
     balance(world)
+    assert world.is_over
 
 
 NUM_SEEDS = 100
@@ -95,7 +96,7 @@ def play_losses(seed: int) -> World:
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_whatever_chance_takes_from_a_run_it_completes(seed: int) -> None:
-    play_losses(seed)
+    assert play_losses(seed).is_over
 
 
 @pytest.mark.nightly
