@@ -43,6 +43,7 @@ from colocate.report.live_file import NAME as LIVE_FILE
 from colocate.report.live_file import Both, LiveFile
 from colocate.report.records import EVALUATIONS, keep_steps, read_evaluations, write_summary
 from colocate.report.run_report import write_run_report
+from colocate.report.transcripts import TRANSCRIPTS, keep_transcripts
 from colocate.run_state import RunState
 from colocate.supervision.guard import RunGuard
 from colocate.supervision.run_lock import RunFolderBusyError, RunLock
@@ -151,6 +152,7 @@ class _Run:
         self._data_facts: Mapping[str, Any] = {}
         for name in ("metrics.jsonl", EVALUATIONS):
             keep_steps(run_dir / name, up_to=origin.version)
+        keep_transcripts(run_dir / TRANSCRIPTS, up_to=origin.version)
         set_aside(run_dir / "checkpoints", after=origin.version)
         evaluated = read_evaluations(run_dir)
         last = Version(evaluated[-1]["step"]) if evaluated else None

@@ -22,10 +22,12 @@ from colocate.report.records import EVALUATIONS, MetricsWriter, keep_steps
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.trace import TraceWriter
 from colocate.report.transcripts import (
+    TRANSCRIPTS,
     TextSpan,
     TrajectorySample,
     Turn,
     format_transcript,
+    keep_transcripts,
     write_transcripts,
 )
 from colocate.rollout.floor import Floor
@@ -120,7 +122,7 @@ class Recorder:
         if not samples:
             return
         kept = [_keep(sample, report.version, floor) for sample in samples]
-        write_transcripts(self._run_dir / "trajectories", report.version, kept)
+        write_transcripts(self._run_dir / TRANSCRIPTS, report.version, kept)
         # The first of the chosen is the most typical.
         self.last = format_transcript(kept[0])
         self.first = self.first or self.last
@@ -240,6 +242,7 @@ class Recorder:
         self._metrics.close()
         keep_steps(self._metrics_path, up_to=action.version)
         self._metrics = MetricsWriter(self._metrics_path)
+        keep_transcripts(self._run_dir / TRANSCRIPTS, up_to=action.version)
         if self._evaluations is not None:
             self._evaluations.close()
             self._evaluations = None
@@ -270,15 +273,16 @@ class Recorder:
         states = Counter(_STATE_NAMES[t.state] for t in scheduler.buffer)
         step = scheduler.swapper.trainer_version
         costs_s = self._swap_costs_s
+        rewards = list(books.rewards.values())
         return RunSnapshot(
             phase=scheduler.phase,
             elapsed_s=time_s,
             step=step,
             num_steps=self._config.steps,
             num_swaps=books.swaps,
-            reward=books.rewards[-1] if books.rewards else None,
-            best_reward=max(books.rewards, default=None),
-            recent_rewards=tuple(books.rewards[-NUM_RECENT:]),
+            reward=next(reversed(rewards), None),
+            best_reward=max(rewards, default=None),
+            recent_rewards=tuple(rewards[-NUM_RECENT:]),
             trajectories=states,
             endings={str(ending): n for ending, n in books.endings.items()},
             staleness=self._lags,

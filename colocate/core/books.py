@@ -55,7 +55,8 @@ class Books:
     environment_failures: int = 0
     busy_s: float = 0.0
     hidden_s: float = 0.0
-    rewards: list[float] = field(default_factory=list)
+    rewards: dict[Version, float] = field(default_factory=dict)
+    """Mean reward of what the step on the weights of each version trained for the first time."""
     mismatch: MismatchBook = field(default_factory=MismatchBook)
     replayed: int = 0
     replay_lags: Counter[int] = field(default_factory=Counter)
@@ -137,7 +138,7 @@ class Books:
             self.tokens["trained"] += span.length
         own = [reward for group in rewards for reward in group]
         if own:
-            self.rewards.append(sum(own) / len(own))
+            self.rewards[version] = sum(own) / len(own)
         self.replayed += sum(len(replay.members) for replay in replays)
         for span in (span for replay in replays for span in replay.spans):
             self.replay_lags[staleness.lag(version, span.version)] += span.length
@@ -151,6 +152,7 @@ class Books:
 
     def summary(self, num_resident: int) -> dict[str, Any]:
         """The keys of ``summary.json`` that the books know, in its own shape."""
+        rewards = list(self.rewards.values())
         return {
             "steps": self.steps,
             "swaps": self.swaps,
@@ -193,9 +195,9 @@ class Books:
                 "failures": self.environment_failures,
             },
             "reward": {
-                "first": self.rewards[0] if self.rewards else None,
-                "last": self.rewards[-1] if self.rewards else None,
-                "best": max(self.rewards, default=None),
+                "first": next(iter(rewards), None),
+                "last": next(reversed(rewards), None),
+                "best": max(rewards, default=None),
             },
             "mismatch": self.mismatch.summary(),
             "eval": self.evaluations.summary(),

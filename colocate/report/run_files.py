@@ -22,7 +22,7 @@ from colocate.report.history import History, read_history
 from colocate.report.live_file import has_process
 from colocate.report.records import EVALUATIONS, read_metrics
 from colocate.report.trace import MEMORY_COUNTER, read_trace
-from colocate.report.transcripts import TrajectorySample, read_transcripts
+from colocate.report.transcripts import TRANSCRIPTS, TrajectorySample, read_transcripts
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ def read_run(folder: Path) -> RunFiles:
         evaluations=evaluations,
         timeline=read("trace.json", read_timeline, Timeline()),
         history=history,
-        samples=read("trajectories", _read_samples, []),
+        samples=read(TRANSCRIPTS, _read_samples, []),
         notes=tuple(notes),
     )
 

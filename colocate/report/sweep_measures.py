@@ -122,10 +122,10 @@ def summarise(group: Group) -> dict[str, Estimate | None]:
 
 
 def trained_by_step(job: SweepJob) -> list[int]:
-    """Trained trajectories up to and including each step."""
+    """Trajectories trained for the first time, up to and including each step."""
     total, counts = 0, []
     for row in job.metrics:
-        total += round(row["num_sequences"])
+        total += round(row["num_sequences"] - row.get("num_replayed", 0))
         counts.append(total)
     return counts
 

@@ -13,6 +13,9 @@ import pyarrow.parquet as pq
 
 from colocate.run_state import Speaker
 
+TRANSCRIPTS = "trajectories"
+"""The folder within a run's."""
+
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -131,11 +134,23 @@ def write_transcripts(folder: Path, step: int, samples: Sequence[TrajectorySampl
         for sample in samples
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:06}.parquet"
+    path = _path(folder, step)
     written = folder / f".{path.name}.{os.getpid()}"
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), written)
     written.replace(path)
     return path
+
+
+def keep_transcripts(folder: Path, *, up_to: int) -> None:
+    """Removes those of later steps: they were abandoned, and other samples will train them."""
+    last = _path(folder, up_to)
+    for path in folder.glob("step_*.parquet"):
+        if path.name > last.name:
+            path.unlink()
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:06}.parquet"
 
 
 def read_transcripts(path: Path) -> list[TrajectorySample]:

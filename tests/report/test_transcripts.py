@@ -15,6 +15,7 @@ from colocate.report.transcripts import (
     TrajectorySample,
     Turn,
     format_transcript,
+    keep_transcripts,
     read_transcripts,
     write_transcripts,
 )
@@ -59,6 +60,16 @@ def test_a_step_without_samples_has_a_file_of_the_same_schema(tmp_path: Path) ->
     full = pq.read_table(write_transcripts(tmp_path, 2, [sample()]))
     assert empty.num_rows == 0
     assert empty.schema == full.schema
+
+
+def test_samples_of_abandoned_steps_go(tmp_path: Path) -> None:
+    for step in (9, 10, 11, 120):
+        write_transcripts(tmp_path, step, [sample(step=step)])
+    (tmp_path / "notes.txt").write_text("somebody's")
+    keep_transcripts(tmp_path, up_to=10)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["notes.txt", "step_000009.parquet", "step_000010.parquet"]
+    keep_transcripts(tmp_path / "none", up_to=0)
 
 
 def test_lengths_that_differ_are_refused() -> None:
