@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from colocate.core import actions as act
@@ -73,19 +74,23 @@ class Closing:
             await asyncio.wait([unfinished])
         run = self._run
         errors: list[Exception] = []
-        # The engine before the checkpoint: the trainer that is loaded for it may need its memory.
-        parts = [run.floor.close, run.ports.inference.close]
-        if run.evaluator is not None:
-            parts.insert(0, run.evaluator.close)
-        if state is not None:
-            parts.append(partial(self._load_and_save, state))
-        parts.append(run.ports.trainer.close)
+        engine, trainer = run.ports.inference, run.ports.trainer
+
+        async def close(*parts: Callable[[], Awaitable[None]]) -> None:
+            ended = await asyncio.gather(*(part() for part in parts), return_exceptions=True)
+            errors.extend(error for error in ended if isinstance(error, Exception))
+
         try:
-            for close in parts:
-                try:
-                    await close()
-                except Exception as error:
-                    errors.append(error)
+            if run.evaluator is not None:
+                await close(run.evaluator.close)
+            await close(run.floor.close)
+            if state is None:
+                await close(engine.close, trainer.close)
+            else:
+                # The trainer that is loaded for the checkpoint may need the engine's memory.
+                await close(engine.close)
+                await close(partial(self._load_and_save, state))
+                await close(trainer.close)
         finally:
             for broken in errors:
                 run.fault(broken)

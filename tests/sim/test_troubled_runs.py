@@ -260,20 +260,29 @@ def test_a_trainer_is_closed_to_its_end_where_the_engine_cannot_be(tmp_path: Pat
     assert closed == ["trainer"]
 
 
-def test_a_failed_run_gives_up_an_engine_that_cannot_be_closed(tmp_path: Path) -> None:
+def test_a_failed_run_gives_up_an_engine_that_cannot_be_closed_and_closes_its_trainer(
+    tmp_path: Path,
+) -> None:
+    closed: list[str] = []
+
     async def stuck() -> None:
         await asyncio.Event().wait()
+
+    async def closes() -> None:
+        closed.append("trainer")
 
     async def broken(_: object) -> None:
         raise OSError("train broke")
 
     def prepare(simulation: Any) -> None:
         simulation.trainer.train = broken
+        simulation.trainer.close = closes
         simulation.inference.close = stuck
 
     _, outcome = simulate(tmp_path, world=SimSettings(device_bytes=None), prepare=prepare)
     assert outcome.status == "failed"
     assert "train broke" in str(outcome.error)
+    assert closed == ["trainer"]
 
 
 def test_a_stop_in_the_rollout_frees_the_engines_memory_before_it_loads_the_trainer(

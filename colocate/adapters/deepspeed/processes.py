@@ -237,7 +237,10 @@ class RankPool:
         return first
 
     async def close(self) -> None:
-        """Ends every rank: asked first, killed if it does not follow. Safe to call twice."""
+        """Ends every rank: asked first, killed if it does not follow, or if nobody waits any more.
+
+        Safe to call twice.
+        """
         frame = wire.encode(wire.Close())
         for rank in self._ranks:
             if rank.writer is not None:
@@ -245,9 +248,11 @@ class RankPool:
                     rank.writer.write(frame)
         waiting = [asyncio.create_task(rank.process.wait()) for rank in self._ranks]
         if waiting:
-            await asyncio.wait(waiting, timeout=CLOSE_GRACE_S)
-            for rank in self._ranks:
-                rank.kill()
+            try:
+                await asyncio.wait(waiting, timeout=CLOSE_GRACE_S)
+            finally:
+                for rank in self._ranks:
+                    rank.kill()
             await asyncio.gather(*waiting)
         for rank in self._ranks:
             if rank.writer is not None:
