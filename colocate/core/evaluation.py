@@ -64,6 +64,7 @@ class Evaluations:
         self._running: _Running | None = None
         self._cut: dict[Version, float] = {}
         self._last: Version | None = None
+        self._awaited: Version | None = None
 
     def take_up(self, evaluated: Version | None) -> None:
         """What an earlier life has evaluated is not evaluated again."""
@@ -71,7 +72,7 @@ class Evaluations:
 
     @property
     def holds_the_swap(self) -> bool:
-        return self._running is not None
+        return self._running is not None or self._awaited is not None
 
     def is_due(self, version: Version) -> bool:
         """Whether the rollout that begins with these weights begins with an evaluation."""
@@ -84,9 +85,16 @@ class Evaluations:
         return version // every > (self._last or 0) // every or version >= settings.steps
 
     def begin(self, version: Version, time_s: float) -> list[Action]:
-        """Begins an evaluation where one is due."""
-        # One that was cut has still to be told of, and is not mixed up with another of its version.
-        if not self.is_due(version) or version in self._cut:
+        """Begins an evaluation where one is due.
+
+        One of the same version that was cut, and has still to be told of, is not mixed up with it:
+        its end is awaited first.
+        """
+        self._awaited = None
+        if not self.is_due(version):
+            return []
+        if version in self._cut:
+            self._awaited = version
             return []
         due_s = time_s + self._settings.eval_timeout_s
         self._running = _Running(version, time_s, before=self._last, due_s=due_s)
@@ -178,6 +186,8 @@ class Evaluations:
                 raise ProtocolError(f"the evaluation of version {event.version} is not over")
             began_s, self._running = running.began_s, None
         self._tally.end(event, event.time_s - began_s, counts=event.version <= present)
+        if event.version == self._awaited:
+            return self.begin(event.version, event.time_s)
         if not (self._settings.keep_best and is_saved) or running is None:
             return []
         value = event.metrics.get(LEADING)
@@ -211,6 +221,7 @@ class Evaluations:
             reason: Why, for people.
             is_void: It is to be done again, so that its metrics are not wanted.
         """
+        self._awaited = None
         running, self._running = self._running, None
         if running is None:
             return []

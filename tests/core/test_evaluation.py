@@ -110,6 +110,37 @@ def test_a_deadline_at_the_end_of_the_run_ends_the_run() -> None:
     assert world.scheduler.books.evaluations.samples["cut"] == 2
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_one_that_a_loss_cut_is_done_again_though_its_end_is_told_in_the_next_rollout(
+    steps: int,
+) -> None:
+    before = steps > 1
+    settings = small(
+        steps=steps,
+        **EVALUATED,
+        eval_before_first_step=before,
+        max_restarts=1,
+        restart_window_s=60.0,
+    )
+    world = in_rollout(settings)
+    if not before:
+        until(world, Phase.KV_WAKING)
+        world._end_operation(0)
+    assert world._evaluation is not None
+    version = world._evaluation.version
+    world._lose_engine(0)
+    until(world, Phase.ROLLOUT)
+    assert world._evaluation is None
+    while world._progress_one():
+        pass
+    assert world.scheduler.phase is Phase.ROLLOUT
+    world._tell_of_cut(0)
+    assert world._evaluation is not None
+    finish(world)
+    assert version in [result["step"] for result in world.scheduler.books.evaluations.results]
+    assert world.auditor.violations == []
+
+
 def test_nothing_is_admitted_or_generated_while_the_last_evaluation_is_waited_for() -> None:
     world = in_rollout(small(steps=1, max_staleness=2, **EVALUATED, eval_before_first_step=False))
     until(world, Phase.KV_WAKING)
