@@ -135,7 +135,11 @@ class RateCheckpoint(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer(Action):
-    """Answer with ``TimerFired`` at this time. Timers are not cancelled; late ones are ignored."""
+    """Answer with ``TimerFired`` at this time.
+
+    One of each kind counts, which is the name up to a colon: it takes the place of the one before.
+    What fires all the same is ignored where it no longer counts.
+    """
 
     timer: str
     at_s: float

@@ -24,7 +24,6 @@ from colocate.core.events import (
     Restored,
     RunStarted,
     StopRequested,
-    TimerFired,
 )
 from colocate.core.phases import ENDS, IllegalTransition
 from colocate.core.scheduler import Scheduler
@@ -36,6 +35,7 @@ from colocate.driver.gauge import MemoryGauge
 from colocate.driver.lifeline import Lifeline
 from colocate.driver.operations import Operations
 from colocate.driver.saving import Saver
+from colocate.driver.timers import Timers
 from colocate.journal import JournalWriter
 from colocate.rollout.evaluation import EvaluationPlan, Evaluator
 from colocate.rollout.floor import Floor
@@ -43,9 +43,6 @@ from colocate.rollout.runner import Desk, RolloutRules
 from colocate.run_state import RunState
 
 logger = logging.getLogger(__name__)
-
-CLOCK_TICK_S = 1e-6
-"""The resolution of the run's clock."""
 
 
 def _only_for_the_record(action: Action) -> None:
@@ -80,7 +77,7 @@ class Driver:
         self._lifeline = Lifeline(self._run)
         operations = Operations(self._run, self._gauge, self._saver, self._lifeline)
         self._closing = Closing(self._run, operations, self._saver)
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers = Timers(self._run)
         gate = self._run.gate
         self._carry_out: dict[type[Action], Callable[[Any], None]] = {
             act.StartTrajectory: lambda a: self._floor.start(a.trajectory, a.group, a.attempt),
@@ -95,7 +92,7 @@ class Driver:
             act.SubmitEvaluation: lambda a: self._evaluator.let_through(a),
             act.CutEvaluation: lambda a: self._evaluator.cut(a),
             act.RateCheckpoint: self._saver.rate,
-            act.SetTimer: self._set_timer,
+            act.SetTimer: self._timers.set,
             act.CloseRun: self._closing.close,
             act.Warn: lambda a: logger.warning("%s", a.message),
             **operations.handlers(),
@@ -143,8 +140,7 @@ class Driver:
                 for watcher in watchers:
                     watcher.cancel()
         finally:
-            for timer in self._timers:
-                timer.cancel()
+            self._timers.cancel()
             self._run.journal.close()
         outcome = self.scheduler.swapper.outcome
         assert outcome is not None
@@ -209,14 +205,3 @@ class Driver:
         except Exception as error:
             self._run.is_blind = True
             self._run.fault(error)
-
-    def _set_timer(self, action: act.SetTimer) -> None:
-        def fire() -> None:
-            self._run.post(TimerFired(time_s=self.now_s(), timer=action.timer))
-
-        loop = asyncio.get_running_loop()
-        self._timers = [t for t in self._timers if not t.cancelled() and t.when() > loop.time()]
-        # A tick late, so that the rounded clock never reads less than the time that was asked for:
-        # who waits for that time would find it too early, and is not asked again.
-        at_s = self._run.origin_s + action.at_s + CLOCK_TICK_S
-        self._timers.append(loop.call_at(at_s, fire))
