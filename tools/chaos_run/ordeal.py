@@ -31,6 +31,7 @@ SMALL = (
     "checkpoint.every_steps=2",
     "logger.display=off",
     # A process that is stopped is found by these.
+    "supervision.start_timeout_s=180",
     "supervision.phase_timeout_s=60",
     "supervision.training_timeout_s=60",
     "supervision.idle_timeout_s=60",
