@@ -9,15 +9,20 @@ the rollout is left as soon as what it brings falls below the cycle's average
 Training itself has no vote: its time goes with the tokens that are trained, whenever that is.
 Compared are: leaving now, and staying for ``h`` seconds more, for the h that speaks most for it,
 
-    advantage(h) = tokens(h) - g x h + g x (swap cost now - at h) + (tokens lost now - at h)
-                   + place x (trajectories trained at h - now) - share x tokens(h)
+    advantage(h) = (1 - share) x (tokens(h) + tokens lost now - at h)
+                   - g x h + g x (swap cost now - at h)
+                   + place x (expected trajectories trained at h - now)
 
 where *lost* are tokens of trajectories that the swap would make too stale to be trained, and
 *place* is what a new trajectory would bring in the place of a trained one: finished trajectories
-whose group waits for its last member, or whose batch is not full, go on taking up admission. An
-unfinished one that is carried is worth in its place what it has left to sample, hence the last
-term: *share* is *place* as a share of a whole trajectory. With a saturated engine both are 0, and
-tokens count when they are sampled; where admission is what limits, they count when trained.
+whose group waits for its last member, or whose batch is not full, go on taking up admission.
+*share* is *place* as a share of a whole trajectory. Of one that is carried, what it has left to
+sample is worth so much in its place, so that sampling it now gains the rest: 1 - share. With a
+saturated engine both are 0, and tokens count when they are sampled; where admission is what limits,
+they count when they are trained.
+
+Batches are whole, and groups end by chance: the trajectories that will be trained are expected over
+the distribution of full batches (``batch_outlook``).
 
 The threshold g is the average over past cycles and the present one, so each cycle is played with
 the average of those before: Dinkelbach's iteration (1967), which converges to the optimum.
@@ -26,22 +31,25 @@ the average of those before: Dinkelbach's iteration (1967), which converges to t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from colocate.core.batch_outlook import chances_of_batches
 from colocate.core.cost import CostModel, SwapCost
 from colocate.core.outlook import Outlook, look_ahead
 from colocate.core.prospects import Groups, Loss, RolloutView, Stay, Swap, Why
+from colocate.core.types import TrajectoryId
 
 ASKS_PER_CYCLE = 16
 """How many times the question is asked anew in one cycle, about."""
 LONGEST_HORIZON = 2.0
 """In lengths of the cycle so far; what lies beyond it cannot make up for its wait."""
 
-ROUNDING = 0.02
-"""Of a batch: what expectations may lack of a whole one."""
-
 ASSUMED_SWAP = 2.0
 """What a swap is taken to cost before one was seen, in lengths of the rollout so far."""
+
+NEGLIGIBLE = 1e-3
+"""A chance below it is not computed to its end."""
 
 MAX_GROUPS = 256
 """Of more incomplete groups than this, an evenly spaced part is looked at."""
@@ -162,7 +170,7 @@ class Adaptive:
         best: tuple[float, int, Loss] | None = None
         for num_batches in range(ready, 0, -1):
             loss = view.loss_of(num_batches)
-            value = num_batches * worth - loss.num_tokens
+            value = num_batches * worth - (1 - costs.place_share(rollout_s)) * loss.num_tokens
             if best is None or value > best[0]:
                 best = value, num_batches, loss
             if not loss.num_tokens:
@@ -200,13 +208,16 @@ class Adaptive:
             longest_s=longest_s,
             max_requests=self._max_requests,
         ):
+            further = even = 0.0
             batches = self._batches_at(view, groups, outlook.horizon_s, turn_s)
-            further = max(0, min(batches, view.max_batches) - ready)
+            for number, chance in batches.items():
+                more = max(0, min(number, view.max_batches) - ready)
+                further += chance * more
+                even += chance * _evenness(view, ready, more)
             rescued = self._rescued(view.time_s, outlook, loss, turn_s)
-            advantage = self._advantage(view, outlook, average, loss, rescued)
+            advantage = self._advantage(view, outlook, average, loss, rescued, 1 - share_of_place)
             advantage += place * further * batch_size
-            advantage -= share_of_place * outlook.num_tokens
-            advantage += average * swap.total_s.value * _evenness(view, ready, further)
+            advantage += average * swap.total_s.value * even
             share = advantage / (average * outlook.horizon_s)
             if share > best:
                 best, best_horizon = share, outlook
@@ -216,25 +227,25 @@ class Adaptive:
 
     def _batches_at(
         self, view: RolloutView, groups: Groups, horizon_s: float, turn_s: float
-    ) -> int:
-        """Full batches that are expected to be ready by then."""
+    ) -> dict[int, float]:
+        """Chances of the numbers of full batches by then."""
         stride = 1 + len(groups.unfinished) // MAX_GROUPS
-        expected = 0.0
-        for members in groups.unfinished[::stride]:
-            chance = 1.0
-            for trajectory in members:
-                chance *= self._costs.workload.completion(
-                    trajectory, view.time_s, horizon_s, turn_s
-                )
-                if chance < 1e-3:
-                    break
-            expected += chance
-        complete = groups.num_complete + expected * stride
-        # Rounded down: the best of many horizons is sought, which finds what errs on the high side.
-        return int(complete / self._groups_per_step + ROUNDING)
+        chances = [
+            self._completion(members, view.time_s, horizon_s, turn_s)
+            for members in groups.unfinished[::stride]
+        ]
+        return chances_of_batches(
+            groups.num_complete, chances, self._groups_per_step, stride=stride
+        )
 
     def _advantage(
-        self, view: RolloutView, outlook: Outlook, average: float, loss: Loss, rescued: float
+        self,
+        view: RolloutView,
+        outlook: Outlook,
+        average: float,
+        loss: Loss,
+        rescued: float,
+        weight: float,
     ) -> float:
         workload = self._costs.workload
         tokens = outlook.num_tokens
@@ -244,29 +255,29 @@ class Adaptive:
         saved = workload.decode.prefill_s(1).times(shorter - tokens)
         saved_s = saved.value if math.isfinite(saved.error) else 0.0
         wasted = tokens * loss.num_unfinished / unfinished * (1 - rescued)
-        return (
-            tokens
-            - wasted
-            - average * outlook.horizon_s
-            + average * saved_s
-            + (rescued * loss.num_tokens)
-        )
+        gained = tokens - wasted + rescued * loss.num_tokens
+        return weight * gained + average * (saved_s - outlook.horizon_s)
 
     def _rescued(self, time_s: float, outlook: Outlook, loss: Loss, turn_s: float) -> float:
         """The share of the tokens at stake whose groups would be complete by then, and trained."""
         if not loss.num_tokens:
             return 0.0
-        saved = 0.0
-        for num_tokens, unfinished in loss.groups:
-            chance = 1.0
-            for trajectory in unfinished:
-                chance *= self._costs.workload.completion(
-                    trajectory, time_s, outlook.horizon_s, turn_s
-                )
-                if chance < 1e-3:
-                    break
-            saved += num_tokens * chance
+        saved = sum(
+            num_tokens * self._completion(unfinished, time_s, outlook.horizon_s, turn_s)
+            for num_tokens, unfinished in loss.groups
+        )
         return saved / loss.num_tokens
+
+    def _completion(
+        self, members: Iterable[TrajectoryId], time_s: float, horizon_s: float, turn_s: float
+    ) -> float:
+        """The chance that all of them are complete by then."""
+        chance = 1.0
+        for trajectory in members:
+            chance *= self._costs.workload.completion(trajectory, time_s, horizon_s, turn_s)
+            if chance < NEGLIGIBLE:
+                break
+        return chance
 
     def _why(
         self,

@@ -21,7 +21,7 @@ from colocate.core.phases import SWAP, Phase
 from colocate.core.types import TRAINER_PARTS, Part
 from colocate.core.workload import Workload
 
-SCHEMA = 1
+SCHEMA = 2
 MEMORY_CYCLES = 8.0
 """Cycles after which one counts 1/e in the average."""
 MIN_CYCLES = 3.0
@@ -75,6 +75,7 @@ class CostModel:
         self._seconds = 0.0
         self._rollout_s: float | None = None
         self._rollouts_s = 0.0
+        self._num_rollouts = 0.0  # the older, the less each counts; as in _rollouts_s
         self._decoding_s = 0.0
         self._resident_s = 0.0
         self._num_begun = 0
@@ -159,16 +160,18 @@ class CostModel:
         """What one trajectory more in the rollout to come would bring, in tokens.
 
         It adds to the engine's rate what one request more adds to it, for as much of the time as
-        the residents of past rollouts have decoded, on average.
+        the residents of past rollouts have decoded, on average. How long that rollout will be is
+        taken from past ones and the present one.
 
         Args:
-            rollout_s: How long the rollout to come will be, as far as is known.
+            rollout_s: How long the present rollout would be if it ended now.
         """
         if not self._resident_s or not self._rollouts_s:
             return 0.0
         concurrency = max(1.0, self._decoding_s / self._rollouts_s)
         decodes = self._decoding_s / self._resident_s
-        brings = self.workload.decode.marginal_rate(concurrency) * decodes * rollout_s
+        to_come_s = (self._rollouts_s + rollout_s) / (self._num_rollouts + 1)
+        brings = self.workload.decode.marginal_rate(concurrency) * decodes * to_come_s
         return min(brings, self._mean_tokens())
 
     def place_share(self, rollout_s: float) -> float:
@@ -198,6 +201,7 @@ class CostModel:
             "tokens": self._tokens,
             "seconds": self._seconds,
             "rollouts_s": self._rollouts_s,
+            "num_rollouts": self._num_rollouts,
             "decoding_s": self._decoding_s,
             "resident_s": self._resident_s,
             "phases": {str(phase): line.snapshot() for phase, line in self._phases.items()},
@@ -233,6 +237,7 @@ class CostModel:
         self.num_cycles = int(data["num_cycles"])
         self._tokens, self._seconds = float(data["tokens"]), float(data["seconds"])
         self._rollouts_s = float(data["rollouts_s"])
+        self._num_rollouts = float(data["num_rollouts"])
         self._decoding_s, self._resident_s = float(data["decoding_s"]), float(data["resident_s"])
         for phase, points in data["phases"].items():
             self._phases[Phase(phase)].restore(points)
@@ -286,6 +291,7 @@ class CostModel:
             self._tokens = kept * self._tokens + tokens
             self._seconds = kept * self._seconds + spent_s
             self._rollouts_s = kept * self._rollouts_s + self._rollout_s
+            self._num_rollouts = kept * self._num_rollouts + 1
             decoding_s = workload.decoding_s - self._decoding_before_s
             self._decoding_s = kept * self._decoding_s + decoding_s
             self._resident_s = kept * self._resident_s + self._num_begun * self._rollout_s

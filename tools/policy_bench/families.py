@@ -26,7 +26,7 @@ from colocate.sim.world import World
 NEVER_S = 1e9
 
 BASE = Settings(
-    steps=64,
+    steps=160,
     group_size=4,
     groups_per_step=4,
     max_staleness=7,
@@ -128,12 +128,12 @@ FAMILIES: Mapping[str, Family] = {
     "large batches": Family(
         latency=exponential(1.0),
         swap_s=10.0,
-        settings=replace(BASE, groups_per_step=16, max_staleness=3, steps=40),
+        settings=replace(BASE, groups_per_step=16, max_staleness=3, steps=100),
     ),
     "small batches": Family(
         latency=pareto(0.5, 1.8, 300),
         swap_s=5.0,
-        settings=replace(BASE, groups_per_step=1, steps=100),
+        settings=replace(BASE, groups_per_step=1, steps=250),
     ),
     "engine that a few requests saturate": Family(
         latency=exponential(1.0),
