@@ -65,7 +65,8 @@ class Recorder:
         self._requests: dict[str, float] = {}
         self._memory: MemorySample | None = None
         self._lags: dict[int, int] = {}
-        self._swap_costs_s: list[float] = []
+        self._num_costs, self._costs_s = 0, 0.0  # of swaps
+        self._last_cost_s: float | None = None
         self._reward_parts: dict[str, float] = {}
         self._spares: Counter[str] = Counter()
         self._first_step_s: float | None = None
@@ -91,7 +92,9 @@ class Recorder:
             if isinstance(action, act.CloseSwap):
                 self._loggers.log(action.version, of_swap(action))
                 if action.cost_s is not None:
-                    self._swap_costs_s.append(action.cost_s)
+                    self._num_costs += 1
+                    self._costs_s += action.cost_s
+                    self._last_cost_s = action.cost_s
             if isinstance(action, act.RollBack):
                 self._go_back(action, scheduler)
         if isinstance(event, ev.EvaluationEnded):
@@ -272,17 +275,15 @@ class Recorder:
         books = scheduler.books
         states = Counter(_STATE_NAMES[t.state] for t in scheduler.buffer)
         step = scheduler.swapper.trainer_version
-        costs_s = self._swap_costs_s
-        rewards = list(books.rewards.values())
         return RunSnapshot(
             phase=scheduler.phase,
             elapsed_s=time_s,
             step=step,
             num_steps=self._config.steps,
             num_swaps=books.swaps,
-            reward=next(reversed(rewards), None),
-            best_reward=max(rewards, default=None),
-            recent_rewards=tuple(rewards[-NUM_RECENT:]),
+            reward=books.rewards.last,
+            best_reward=books.rewards.best,
+            recent_rewards=tuple(books.rewards.recent(NUM_RECENT)),
             trajectories=states,
             endings={str(ending): n for ending, n in books.endings.items()},
             staleness=self._lags,
@@ -290,9 +291,9 @@ class Recorder:
             tokens_generated=books.tokens["generated"],
             tokens_trained=books.tokens["trained"],
             tokens_carried=books.tokens["carried"],
-            swap_cost_s=costs_s[-1] if costs_s else None,
-            mean_swap_cost_s=fmean(costs_s) if costs_s else None,
-            swap_share=sum(costs_s) / time_s if time_s > 0 else 0.0,
+            swap_cost_s=self._last_cost_s,
+            mean_swap_cost_s=self._costs_s / self._num_costs if self._num_costs else None,
+            swap_share=self._costs_s / time_s if time_s > 0 else 0.0,
             mismatch=books.mismatch.last_mean_abs,
             evaluation=self._evaluated,
             is_evaluating=scheduler.swapper.evaluations.holds_the_swap,

@@ -20,7 +20,7 @@ def rate_by_reward(
     """
     if not settings.keep_best or settings.eval_every_steps:
         return []
-    rewards = [reward for of, reward in books.rewards.items() if since <= of < version]
+    rewards = books.rewards.between(since, version)
     if not rewards:
         return []
     return [RateCheckpoint(version=version, value=fmean(rewards), by="train/reward_mean")]

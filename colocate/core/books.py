@@ -6,7 +6,7 @@ The scheduler enters; ``summary`` is the part of ``summary.json`` that follows f
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -18,12 +18,16 @@ from colocate.core.mismatch import MismatchBook
 from colocate.core.phases import ENDS, Phase
 from colocate.core.replay_buffer import Replay
 from colocate.core.resumed_tally import ResumedTally
+from colocate.core.reward_book import RewardBook
 from colocate.core.types import Ending, Span, Version
 
 MAX_REASONS = 500
 """Told apart; an environment's errors may differ each time, and a run may last for weeks."""
 
 OTHER_REASONS = "others, each in events.jsonl"
+
+MAX_WINDOWS = 128
+"""Of an environment's call that lasts over more swaps, what the last of them hid is counted."""
 
 _NOT_UNDONE = frozenset(
     {"bound", "evaluations", "late_events", "phase_s", "taken_back", "warnings", "_swap_windows"}
@@ -55,8 +59,7 @@ class Books:
     environment_failures: int = 0
     busy_s: float = 0.0
     hidden_s: float = 0.0
-    rewards: dict[Version, float] = field(default_factory=dict)
-    """Mean reward of what the step on the weights of each version trained for the first time."""
+    rewards: RewardBook = field(default_factory=RewardBook)
     mismatch: MismatchBook = field(default_factory=MismatchBook)
     replayed: int = 0
     replay_lags: Counter[int] = field(default_factory=Counter)
@@ -65,7 +68,9 @@ class Books:
     groups: GroupTally = field(default_factory=GroupTally)
     evaluations: EvaluationTally = field(default_factory=EvaluationTally)
     phase_s: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
-    _swap_windows: list[tuple[float, float | None]] = field(default_factory=list)
+    _swap_windows: deque[tuple[float, float | None]] = field(
+        default_factory=lambda: deque(maxlen=MAX_WINDOWS)
+    )
 
     def enter_phase(self, left: Phase, entered: Phase, since_s: float, time_s: float) -> None:
         if left not in ENDS:
@@ -138,7 +143,7 @@ class Books:
             self.tokens["trained"] += span.length
         own = [reward for group in rewards for reward in group]
         if own:
-            self.rewards[version] = sum(own) / len(own)
+            self.rewards.enter(version, sum(own) / len(own))
         self.replayed += sum(len(replay.members) for replay in replays)
         for span in (span for replay in replays for span in replay.spans):
             self.replay_lags[staleness.lag(version, span.version)] += span.length
@@ -152,7 +157,6 @@ class Books:
 
     def summary(self, num_resident: int) -> dict[str, Any]:
         """The keys of ``summary.json`` that the books know, in its own shape."""
-        rewards = list(self.rewards.values())
         return {
             "steps": self.steps,
             "swaps": self.swaps,
@@ -195,9 +199,9 @@ class Books:
                 "failures": self.environment_failures,
             },
             "reward": {
-                "first": next(iter(rewards), None),
-                "last": next(reversed(rewards), None),
-                "best": max(rewards, default=None),
+                "first": self.rewards.first,
+                "last": self.rewards.last,
+                "best": self.rewards.best,
             },
             "mismatch": self.mismatch.summary(),
             "eval": self.evaluations.summary(),

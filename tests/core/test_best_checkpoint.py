@@ -9,6 +9,7 @@ import pytest
 from colocate.core.best_checkpoint import rate_by_reward
 from colocate.core.books import Books
 from colocate.core.replay_buffer import Replay
+from colocate.core.reward_book import NUM_KEPT, RewardBook
 from colocate.core.types import BatchId, GroupId, ReplayId, ReplayLease, Version
 from tests.core.test_recovery import BASE
 
@@ -27,3 +28,14 @@ def test_a_step_of_replays_alone_does_not_lend_it_the_reward_of_an_older_step() 
     assert rated.value == pytest.approx((0.8 + 0.25) / 2)
     assert rate_by_reward(KEEPS_BEST, books, Version(1), Version(2)) == []
     assert list(books.summary(0)["reward"].values()) == pytest.approx([0.8, 0.25, 0.8])
+
+
+def test_the_book_keeps_the_last_steps_and_what_was_first_and_best() -> None:
+    book = RewardBook()
+    for step in range(3 * NUM_KEPT):
+        book.enter(Version(step), 5.0 if step == 1 else step / 1000)
+    last = 3 * NUM_KEPT
+    assert (book.first, book.best, book.last) == (0.0, 5.0, (last - 1) / 1000)
+    assert book.between(Version(last - 2), Version(last)) == [(last - 2) / 1000, (last - 1) / 1000]
+    assert len(book.between(Version(0), Version(last))) == NUM_KEPT
+    assert book.recent(2) == [(last - 2) / 1000, (last - 1) / 1000]

@@ -245,7 +245,8 @@ def test_without_evaluations_a_checkpoint_is_rated_by_the_mean_reward_of_its_ste
     settings = small(steps=4, checkpoint_every_steps=2, keep_best=True, max_staleness=0)
     world = World(settings, fair_reward=lambda t: t)
     finish(world)
-    rewards = list(world.scheduler.books.rewards.values())
+    rewards = world.scheduler.books.rewards.between(Version(0), Version(4))
+    assert len(rewards) == 4
     assert [(r.version, r.by) for r in world.ratings] == [
         (2, "train/reward_mean"),
         (4, "train/reward_mean"),
