@@ -49,14 +49,14 @@ def ordered(parts: Collection[Part]) -> tuple[Part, ...]:
 class Residency:
     """Attributes:
     mode: What the engine has given up at present.
-    evicted: Parts of the trainer that are off the device at present.
+    evicted: Parts of the trainer that are off the device, as a phase that ended has shown.
     plan: Of the present swap, or of the last one.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.ledger = MemoryLedger(margin_bytes=settings.margin_bytes)
         self.mode = SleepMode.PAUSE
-        self.evicted: frozenset[Part] = TRAINER_PARTS
+        self.evicted: frozenset[Part] = frozenset()
         self.plan = EVERYTHING
         fixed = None if settings.sleep == "auto" else SleepMode(settings.sleep)
         self._bucket_bytes = settings.bucket_bytes
@@ -124,9 +124,9 @@ class Residency:
         """A new engine is to be started: returns what must leave before of the trainer.
 
         An engine takes all of its memory when it starts, whatever the plan had let stay beside it.
+        One that is lost as it starts leaves open what has left: all of it is asked for once more.
         """
         staying = ordered(TRAINER_PARTS - self.evicted)
-        self.evicted = TRAINER_PARTS
         self.mode = SleepMode.PAUSE
         self._offload_s = None
         return staying
@@ -134,6 +134,7 @@ class Residency:
     def lose_everything(self) -> None:
         """Trainer and engine are to be started anew, one after the other, as in the beginning."""
         self.lose_engine()
+        self.evicted = frozenset()
         self.plan = EVERYTHING
 
     # What comes in
@@ -152,6 +153,7 @@ class Residency:
         self._ladder.wait_from(event.time_s)
         match event.phase:
             case Phase.STARTING:
+                self.evicted = TRAINER_PARTS
                 self.ledger.find_base(event.memory)
                 self.ledger.trainer_rested(self.evicted, event.memory)
                 self.ledger.engine_woke(event.memory)

@@ -20,10 +20,11 @@ from colocate.core.deadlines import STOOD_STILL_S
 from colocate.core.phases import TRANSITIONS, Cause
 from colocate.core.phases import Phase as RunPhase
 from colocate.core.remedies import Remedy
+from colocate.core.residency import ordered
 from colocate.core.restarts import Process, Restarts
 from colocate.core.settings import Settings
 from colocate.core.trajectory import ProtocolError
-from colocate.core.types import Version
+from colocate.core.types import TRAINER_PARTS, Version
 from tests.core.any_run import FAIR_REWARDS, POLICIES, any_world, play_by_chance, with_losses
 from tests.core.test_invariants import play, run_settings
 from tests.core.world import World
@@ -227,6 +228,32 @@ def test_an_engine_that_is_lost_in_any_phase_costs_nothing_that_was_told(phase: 
     ]
     after = kinds[kinds.index(act.StartEngine) :]
     assert act.SubmitRequest not in after[: after.index(act.Publish)]
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+@pytest.mark.parametrize("phase", LOSABLE)
+def test_a_new_engine_that_is_lost_as_it_starts_leaves_no_trainer_beside_the_next_one(
+    phase: RunPhase, goes_back: bool
+) -> None:
+    """Nobody has said yet that the trainer has left: it is asked to for each of them."""
+    world = World(BASE)
+    reach(world, phase)
+    lost = ev.TrainerLost if goes_back else ev.EngineLost
+    world.take(lost(time_s=world.time_s, error="it died"))
+    if world.scheduler.phase is not RunPhase.STARTING:
+        reach(world, RunPhase.STARTING)
+    world.take(
+        ev.EngineLost(
+            time_s=world.time_s, error="again", incarnation=world.scheduler.swapper.incarnation
+        )
+    )
+    assert world.scheduler.phase is RunPhase.STARTING
+    summary = finish(world)
+    started = [a for _, actions in world.lines for a in actions if isinstance(a, act.StartEngine)]
+    assert summary["recoveries"]["engine"] == len(started) == (1 if goes_back else 2)
+    assert len({a.offload for a in started}) == 1
+    if goes_back:
+        assert started[0].offload == ordered(TRAINER_PARTS)
 
 
 @pytest.mark.parametrize("phase", LOSABLE)
