@@ -89,6 +89,13 @@ class MemoryLedger:
                 # The most: what stays behind of a part that left is no measure of it.
                 self.resident[part] = max(num_bytes, self.resident.get(part, 0))
 
+    def forget(self, parts: Collection[Part]) -> None:
+        """Their process is gone. What takes its place may hold less: an optimizer, for example,
+        that has taken no step yet."""
+        for part in parts:
+            self.resident.pop(part, None)
+            self.held.pop(part, None)
+
     def engine_slept(self, mode: SleepMode, sample: MemorySample | None) -> None:
         self.asleep = sample or self.asleep
         if sample is not None:

@@ -127,6 +127,7 @@ class Residency:
         One that is lost as it starts leaves open what has left: all of it is asked for once more.
         """
         staying = ordered(TRAINER_PARTS - self.evicted)
+        self.ledger.forget(ENGINE_PARTS)
         self.mode = SleepMode.PAUSE
         self._offload_s = None
         return staying
@@ -134,6 +135,7 @@ class Residency:
     def lose_everything(self) -> None:
         """Trainer and engine are to be started anew, one after the other, as in the beginning."""
         self.lose_engine()
+        self.ledger.forget(TRAINER_PARTS)
         self.evicted = frozenset()
         self.plan = EVERYTHING
 

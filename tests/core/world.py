@@ -161,6 +161,7 @@ class World:
         self._swap_timers: list[float] = []
         self._unwanted: list[tuple[TrajectoryId, int, str]] = []
         self._wants_memory = False
+        self._has_moments = False
         self._parking = False
         self._evaluation: Evaluation | None = None
         self._untold: list[Evaluation] = []
@@ -400,9 +401,8 @@ class World:
         engine = (
             self.engine_leak + device.engine_rest + device.size(ENGINE_PARTS - self.engine_gone)
         )
-        trainer = (
-            self.trainer_leak + device.trainer_rest + device.size(TRAINER_PARTS - self.trainer_gone)
-        )
+        held = self.held()
+        trainer = self.trainer_leak + device.trainer_rest + sum(held[p] for p in TRAINER_PARTS)
         trainer += device.activations if self._is_training else 0
         used = engine + trainer + device.strangers
         self.peak_used = max(self.peak_used, used)
@@ -411,7 +411,12 @@ class World:
 
     def held(self) -> dict[Part, int]:
         gone = self.engine_gone | self.trainer_gone
-        return {part: 0 if part in gone else self.device.parts[part] for part in Part}
+        return {part: 0 if part in gone else self._size(part) for part in Part}
+
+    def _size(self, part: Part) -> int:
+        """An optimizer makes its moments in its first step, or reads them from a checkpoint."""
+        size = self.device.parts[part]
+        return size // 3 if part is Part.OPTIMIZER and not self._has_moments else size
 
     def _sample_memory(self, _: int) -> None:
         self._wants_memory = False
@@ -501,7 +506,8 @@ class World:
             self._end_training(action)
             return
         if isinstance(action, act.StartPorts):
-            loaded = {part: self.device.parts[part] for part in TRAINER_PARTS}
+            self._has_moments = action.version > 0
+            loaded = {part: self._size(part) for part in TRAINER_PARTS}
             self.take(
                 ev.PartsReported(time_s=self._tick(), incarnation=self.incarnation, held=loaded)
             )
@@ -555,7 +561,7 @@ class World:
                 pass
 
     def _end_training(self, action: act.Train) -> None:
-        self._is_training = True
+        self._is_training = self._has_moments = True
         peak = self.memory()
         self._is_training = False
         actors = [self.actors[t] for t in action.trajectories]
