@@ -44,7 +44,7 @@ class Departure:
             time_s=now_s,
             rollout_started_s=rollout_started_s,
             num_ready_batches=len(self._buffer.plan(version, max_batches)),
-            num_fillable_batches=self._buffer.num_fillable_batches(version, max_batches),
+            num_fillable_batches=lambda: self._buffer.num_fillable_batches(version, max_batches),
             num_unfinished=self._num_unfinished(),
             num_steps_left=num_steps_left,
             max_batches=max_batches,

@@ -50,13 +50,13 @@ class RolloutView:
 
     Attributes:
         num_ready_batches: Full batches that could be leased now, within the bound.
-        num_fillable_batches: Those that there will be once every resident trajectory is finished.
         num_unfinished: Trajectories that are still being generated, or in their environments; 0
             where all that are left belong to spare groups.
         num_steps_left: Training steps until the run is done.
         max_batches: The most that one training phase may take: the bound allows S + 1.
         suffices: What is resident suffices for all steps that are left, so that a swap would let
             nobody in.
+        num_fillable_batches: How many there will be once every resident trajectory is finished.
         loss_of: What a swap that trains so many batches would make too stale.
         groups: Who blocks whom.
     """
@@ -64,17 +64,18 @@ class RolloutView:
     time_s: float
     rollout_started_s: float
     num_ready_batches: int
-    num_fillable_batches: int
     num_unfinished: int
     num_steps_left: int
     max_batches: int
+    num_fillable_batches: Callable[[], int]
     suffices: bool = False
     loss_of: Callable[[int], Loss] = lambda _: NOTHING
     groups: Callable[[], Groups] = lambda: NO_GROUPS
 
     def wanted(self, num_batches: int) -> int:
         """How many of so many batches there can be: to wait for more would be without end."""
-        return min(num_batches, self.num_steps_left, max(1, self.num_fillable_batches))
+        most = min(num_batches, self.num_steps_left)
+        return min(most, max(1, self.num_fillable_batches())) if most > 1 else most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ class Interval:
     num_batches: int
 
     def decide(self, view: RolloutView) -> Swap | Stay:
-        wanted = view.wanted(self.num_batches)
-        if view.num_ready_batches < wanted:
+        ready = view.num_ready_batches
+        if not ready or ready < (wanted := view.wanted(self.num_batches)):
             return Stay()
         return Swap(wanted, Why(reason="as many batches are ready as a swap is to train"))
 
@@ -55,8 +55,8 @@ class Drain:
     num_batches: int
 
     def decide(self, view: RolloutView) -> Swap | Stay:
-        wanted = view.wanted(self.num_batches)
-        if view.num_unfinished or view.num_ready_batches < wanted:
+        ready = view.num_ready_batches
+        if view.num_unfinished or not ready or ready < (wanted := view.wanted(self.num_batches)):
             return Stay()
         return Swap(wanted, Why(reason="nothing is unfinished"))
 

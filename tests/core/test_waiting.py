@@ -20,7 +20,7 @@ def test_a_policy_waits_for_as_many_batches_as_can_be_filled(policy: Drain | Int
         time_s=1.0,
         rollout_started_s=0.0,
         num_ready_batches=2,
-        num_fillable_batches=2,
+        num_fillable_batches=lambda: 2,
         num_unfinished=0,
         num_steps_left=3,
         max_batches=4,
@@ -28,7 +28,7 @@ def test_a_policy_waits_for_as_many_batches_as_can_be_filled(policy: Drain | Int
     decision = policy.decide(view)
     assert isinstance(decision, Swap)
     assert decision.num_batches == 2
-    assert policy.decide(dataclasses.replace(view, num_fillable_batches=3)) == Stay()
+    assert policy.decide(dataclasses.replace(view, num_fillable_batches=lambda: 3)) == Stay()
 
 
 @pytest.mark.parametrize("policy", ["drain", "interval"])

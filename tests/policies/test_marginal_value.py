@@ -108,7 +108,7 @@ class RenewalWorld:
             time_s=self.time_s,
             rollout_started_s=began_s,
             num_ready_batches=1,
-            num_fillable_batches=9,
+            num_fillable_batches=lambda: 9,
             num_unfinished=num_unfinished,
             num_steps_left=1000,
             max_batches=9,
