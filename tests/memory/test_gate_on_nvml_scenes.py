@@ -43,6 +43,10 @@ class OnNvml(World):
         sample: MemorySample = self.probe.sample()
         return sample
 
+    def _size(self, part: Part) -> int:
+        """A scene's trainer holds from its beginning what it will hold."""
+        return self.device.parts[part]
+
     def read_until_it_goes_on(self, limit_s: float) -> None:
         while self._wants_memory and self.time_s < limit_s:
             self._sample_memory(0)
