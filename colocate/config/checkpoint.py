@@ -25,5 +25,5 @@ class CheckpointConfig(Section):
         True,
         description="But not the best: by pass@1 where `eval.every_steps` is above 0, when each "
         "evaluation has a checkpoint; else by the mean reward of the steps since the checkpoint "
-        "before.",
+        "before, of the last 128 at most.",
     )

@@ -247,6 +247,7 @@ class Adaptive:
         rescued: float,
         weight: float,
     ) -> float:
+        """Of staying so long, but for places; ``weight``: what a token sampled now counts."""
         workload = self._costs.workload
         tokens = outlook.num_tokens
         # Context that would not be parked any more, less what would be longer by then.

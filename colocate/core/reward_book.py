@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from colocate.core.types import Version
 
 NUM_KEPT = 128
+"""Steps: a checkpoint after more of them is rated by the last."""
 
 
 @dataclass(slots=True)
