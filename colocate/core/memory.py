@@ -43,6 +43,7 @@ class MemoryLedger:
         trainer_without: What the trainer's held, at rest, without these parts.
         released_bytes: By how much the engine's memory fell in the last sleep, as measured.
         base_bytes: What was used beyond all parts: runtimes, and strangers.
+        working_bytes: What the last rollout added to it; the engine keeps it until it sleeps.
         trainer_peak: The most that the trainer's processes were seen to hold while training.
         num_peaks: Training steps that it was seen in.
     """
@@ -55,6 +56,7 @@ class MemoryLedger:
     peak_used: int = 0
     released_bytes: int = 0
     base_bytes: int = 0
+    working_bytes: int = 0
     resident: dict[Part, int] = field(default_factory=dict)
     held: dict[Part, int] = field(default_factory=dict)
     engine_in: dict[SleepMode, int] = field(default_factory=dict)
@@ -72,14 +74,23 @@ class MemoryLedger:
                 self.peak_used = max(self.peak_used, sample.used)
 
     def engine_is_awake(self, sample: MemorySample | None) -> None:
-        """At the end of PARKING, after ``report``."""
+        """At the end of PARKING, after ``report``.
+
+        This, and not what a wake brings back, is what a mere pause leaves on the device: a rollout
+        lies between them, whose working memory the engine keeps.
+        """
         self.awake = sample or self.awake
-        self.find_base(sample)
+        if sample is not None:
+            self.working_bytes = max(0, self._beyond_parts(sample) - self.base_bytes)
+            self.engine_in[SleepMode.PAUSE] = self.engine_bytes(sample)
 
     def find_base(self, sample: MemorySample | None) -> None:
-        """While nobody computes, what is used beyond all parts is there whatever is evicted."""
+        """While nobody has computed, what is used beyond all parts is there whatever is evicted."""
         if sample is not None:
-            self.base_bytes = max(0, sample.used - sum(self.held.values()))
+            self.base_bytes, self.working_bytes = self._beyond_parts(sample), 0
+
+    def _beyond_parts(self, sample: MemorySample) -> int:
+        return max(0, sample.used - sum(self.held.values()))
 
     def report(self, held: Mapping[Part, int] | None) -> None:
         """Takes in what engine or trainer report of their parts."""
@@ -99,14 +110,13 @@ class MemoryLedger:
     def engine_slept(self, mode: SleepMode, sample: MemorySample | None) -> None:
         self.asleep = sample or self.asleep
         if sample is not None:
-            self.engine_in[mode] = self.engine_bytes(sample)
             before, now = self._engine_before_and_now(sample)
             self.released_bytes = before - now
+            self.find_base(sample)
+            self.engine_in[mode] = self.engine_bytes(sample)
 
     def engine_woke(self, sample: MemorySample | None) -> None:
         self.woken = sample or self.woken
-        if sample is not None:
-            self.engine_in[SleepMode.PAUSE] = self.engine_bytes(sample)
 
     def trainer_rested(self, without: frozenset[Part], sample: MemorySample | None) -> None:
         if sample is not None:
@@ -128,8 +138,11 @@ class MemoryLedger:
     # Who holds what
 
     def engine_bytes(self, sample: MemorySample) -> int:
-        """What the engine's processes hold; where the probe cannot tell, what its parts hold."""
-        return sample.tenants.get(ENGINE, self._sum(ENGINE_PARTS, self.held))
+        """What the engine's processes hold; where the probe cannot tell, its parts and what it
+        keeps of a rollout."""
+        if ENGINE in sample.tenants:
+            return sample.tenants[ENGINE]
+        return self._sum(ENGINE_PARTS, self.held) + self.working_bytes
 
     def trainer_bytes(self, sample: MemorySample) -> int:
         """Likewise; where the probe cannot tell, all that is neither the engine's nor a stranger's.
@@ -167,8 +180,10 @@ class MemoryLedger:
             return self.trainer_without[without]
         if self.trainer_loaded is None:
             return None
+        # It is loaded for the first time without the moments that the first step makes.
+        everything = max(self.trainer_loaded, self.trainer_without.get(frozenset(), 0))
         leaves = self._sum(without, self.resident) * self.evictable_share
-        return max(0, self.trainer_loaded - round(leaves))
+        return max(0, everything - round(leaves))
 
     @property
     def evictable_share(self) -> float:

@@ -32,6 +32,7 @@ def devices(draw: st.DrawFn) -> Device:
         engine_rest=draw(st.integers(0, 10)),
         trainer_rest=draw(st.integers(0, 10)),
         activations=draw(st.integers(1, 40)),
+        generation=draw(st.integers(0, 20)),
         strangers=draw(st.integers(0, 10)),
         tells_tenants=draw(st.booleans()),
     )
@@ -136,6 +137,18 @@ def test_the_plan_goes_as_deep_as_it_must_and_no_deeper(total: int, mode: SleepM
     plan = actions_of(world, act.AdoptPlan)[-1]
     assert isinstance(plan, act.AdoptPlan)
     assert plan.mode is mode
+
+
+@pytest.mark.parametrize("tells_tenants", [True, False])
+def test_a_pause_is_planned_on_what_a_rollout_leaves_and_not_on_what_a_wake_brings(
+    tells_tenants: bool,
+) -> None:
+    """Engine 60 as it wakes, 75 as it parks, trainer 60: of 126 units only the first would fit."""
+    device = Device(total=140, generation=15, tells_tenants=tells_tenants)
+    world = started(small(steps=9, max_staleness=2), device)
+    world.finish_fairly()
+    modes = [p.mode for p in actions_of(world, act.AdoptPlan) if isinstance(p, act.AdoptPlan)]
+    assert set(modes[1:]) == {SleepMode.KV}
 
 
 def test_what_was_measured_to_restore_fast_is_evicted_before_what_is_small() -> None:

@@ -68,6 +68,8 @@ class Device:
     engine_rest: int = 10
     trainer_rest: int = 0
     activations: int = 10
+    generation: int = 0
+    """Taken in a rollout beyond what a wake brings back, and kept until the engine sleeps."""
     strangers: int = 0
     tells_tenants: bool = True
 
@@ -79,7 +81,8 @@ class Device:
         """Whether each side fits alone, the other as far away as it goes."""
         around = self.engine_rest + self.trainer_rest + self.strangers
         training = around + self.size(TRAINER_PARTS) + self.activations
-        return max(training, around + self.size(ENGINE_PARTS)) <= self.total
+        rollout = around + self.size(ENGINE_PARTS) + self.generation
+        return max(training, rollout) <= self.total
 
 
 @dataclass
@@ -162,6 +165,7 @@ class World:
         self._unwanted: list[tuple[TrajectoryId, int, str]] = []
         self._wants_memory = False
         self._has_moments = False
+        self._has_generated = False
         self._parking = False
         self._evaluation: Evaluation | None = None
         self._untold: list[Evaluation] = []
@@ -401,6 +405,7 @@ class World:
         engine = (
             self.engine_leak + device.engine_rest + device.size(ENGINE_PARTS - self.engine_gone)
         )
+        engine += device.generation if self._has_generated else 0
         held = self.held()
         trainer = self.trainer_leak + device.trainer_rest + sum(held[p] for p in TRAINER_PARTS)
         trainer += device.activations if self._is_training else 0
@@ -541,11 +546,15 @@ class World:
         match action:
             case act.StartPorts() | act.StartEngine():
                 self.engine_gone, self.trainer_gone = frozenset(), TRAINER_PARTS
+                self._has_generated = False
+            case act.Park():
+                self._has_generated = True
             case act.Relieve(remedy=Remedy.COLLECT):
                 self.engine_leak = self.trainer_leak = 0
             case act.Sleep(mode=mode) | act.Relieve(remedy=Remedy.SLEEP_DEEPER, mode=mode):
                 assert mode not in (None, SleepMode.PAUSE)
                 self.engine_gone |= EVICTED[mode]
+                self._has_generated = False
             case act.WakeWeights():
                 self.engine_gone -= {Part.WEIGHTS}
             case act.WakeKv():
