@@ -35,6 +35,7 @@ TITLES = {
     "throughput": "trained/s",
     "busy": "devices busy",
     "hidden": "hidden env. time",
+    "hideable": "of what could be",
     "mean_lag": "mean lag",
     "max_lag": "max lag",
     "swaps": "swaps",

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from colocate.arithmetic import register_arithmetic
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from colocate.assembly import core_settings
-from colocate.config import RunConfig
-from colocate.schema import examine
 from colocate.sim.cluster import Cluster
 from colocate.sim.fit import UnfitRunError, fit_run
+from tools.run_config import RunConfigError, read_run_config
 
 WALL_SHARE = 0.1
 LAG_VERSIONS = 0.2
@@ -108,8 +107,8 @@ class Comparison:
 
 
 def compare(run_dir: Path, seeds: Sequence[int]) -> Comparison:
-    """Raises ``UnfitRunError`` where the run cannot be read or tells too little."""
-    config = _config(run_dir)
+    """Raises ``UnfitRunError`` or ``RunConfigError`` where the run tells too little."""
+    config = read_run_config(run_dir)
     summary = json.loads((run_dir / "summary.json").read_text())
     figures = []
     for seed in seeds:
@@ -119,21 +118,6 @@ def compare(run_dir: Path, seeds: Sequence[int]) -> Comparison:
         wall_s = cluster.now_s + fitted.world.outside_s
         figures.append(Figures.of(cluster.scheduler.summary(), wall_s))
     return Comparison(run_dir.name, Figures.of(summary, summary["wall_s"]), Figures.mean(figures))
-
-
-def _config(run_dir: Path) -> RunConfig:
-    """As the run was started; nothing of it must be there any more, so no rule is asked."""
-    path = run_dir / ".hydra" / "config.yaml"
-    if not path.is_file():
-        raise UnfitRunError(f"{run_dir} is no run's folder: it lacks .hydra/config.yaml")
-    register_arithmetic()
-    tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    assert isinstance(tree, dict)
-    examination = examine({str(key): value for key, value in tree.items()})
-    if examination.config is None:
-        problems = "; ".join(f"{p.field}: {p.rule}" for p in examination.problems)
-        raise UnfitRunError(f"{path} is of another version: {problems}")
-    return examination.config
 
 
 _ROWS = (
@@ -180,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for run_dir in parsed.run_dirs:
         try:
             comparisons.append(compare(run_dir, range(parsed.seeds)))
-        except (UnfitRunError, OSError) as error:
+        except (UnfitRunError, RunConfigError, OSError) as error:
             print(f"compare_simulation: {error}", file=sys.stderr)
             return 2
         console.print(_render(comparisons[-1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +52,7 @@ def test_requests_that_overlap_keep_the_engine_busy_once() -> None:
     assert engine_busy_s(entries) == pytest.approx((6.5 - 2.0) + 0.25)
 
 
-def job(
-    folder: Path, policy: str, seed: int, *, trained: int, status: str = "completed"
-) -> SweepJob:
+def job(folder: Path, policy: str, seed: int, *, trained: int, is_real: bool = False) -> SweepJob:
     name = f"{policy}-{seed}"
     (folder / name).mkdir()
     journal = JournalWriter(folder / name / "events.jsonl")
@@ -63,17 +60,20 @@ def job(
     journal.write(ended(5.0, "a"), [])
     journal.close()
     phase_s = dict.fromkeys(Phase, 0.0) | {Phase.STARTING: 1.0, Phase.ROLLOUT: 7.0}
-    summary: Mapping[str, Any] = {
+    summary: dict[str, Any] = {
         "phase_s": phase_s | {Phase.TRAINING: 2.0, Phase.PUBLISHING: 1.0, Phase.CLOSING: 3.0},
         "environment": {"hidden_s": 1.0, "busy_s": 4.0},
         "trajectories": {"trained": trained, "expired": 0, "admitted": 100},
         "staleness": {"mean_trained_lag": 0.5, "max_trained_lag": 1},
         "swaps": 3,
+        "simulation": {},
     }
+    if is_real:
+        del summary["simulation"]
     return SweepJob(
         name=name,
         overrides={"scheduler": policy, "seed": str(seed)},
-        status=status,
+        status="completed",
         policy=policy,
         summary=summary,
     )
@@ -126,4 +126,10 @@ def test_what_is_no_comparison_is_refused(
     fields = {name: getattr(jobs[at], name) for name in SweepJob.__dataclass_fields__}
     jobs[at] = SweepJob(**{**fields, **changed})
     with pytest.raises(UnfitSweepError, match=says):
+        repetitions(tmp_path, jobs)
+
+
+def test_a_real_run_is_judged_by_the_latency_that_it_was_configured_with(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, *key, trained=1, is_real=True) for key in TRAINED]
+    with pytest.raises(UnfitSweepError, match=r"lacks \.hydra/config\.yaml"):
         repetitions(tmp_path, jobs)

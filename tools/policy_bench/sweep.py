@@ -10,15 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from colocate.adapters.environments.latency import make_latency
 from colocate.core.phases import Phase
-from colocate.journal import read_journal
+from colocate.journal import Entry, read_journal
 from colocate.report.statistics import Estimate, estimate
 from colocate.report.sweep_jobs import SEED, SweepJob
 from colocate.report.sweep_measures import measure
 from tools.policy_bench.busy import engine_busy_s
+from tools.policy_bench.hiding import hidden_share
+from tools.run_config import RunConfigError, read_run_config
 
 DRAIN, ADAPTIVE = "drain", "adaptive"
-MEASURES = ("throughput", "busy", "hidden", "mean_lag", "max_lag", "swaps", "expired_share")
+MEASURES = (
+    "throughput",
+    "busy",
+    "hidden",
+    "hideable",
+    "mean_lag",
+    "max_lag",
+    "swaps",
+    "expired_share",
+)
 
 
 class UnfitSweepError(Exception):
@@ -64,7 +76,7 @@ def repetitions(sweep: Path, jobs: Sequence[SweepJob]) -> list[Repetition]:
         found = by_seed.setdefault(job.overrides.get(SEED, ""), {})
         if label in found:
             raise UnfitSweepError(f"two jobs are of scheduler={label} and the same seed")
-        found[label] = {**measure(job), "busy": _busy(sweep / job.name, job)}
+        found[label] = {**measure(job), **_of_journal(sweep / job.name, job)}
     policies = {frozenset(found) for found in by_seed.values()}
     if len(policies) != 1 or not {DRAIN, ADAPTIVE} < next(iter(policies)):
         raise UnfitSweepError("each seed needs the same policies: drain, adaptive, and intervals")
@@ -94,10 +106,26 @@ def figures(rounds: Sequence[Repetition]) -> dict[str, Figures]:
     }
 
 
-def _busy(folder: Path, job: SweepJob) -> float:
-    """Share of the time between start-up and closing in which engine or trainer computed."""
+def _of_journal(folder: Path, job: SweepJob) -> dict[str, float | None]:
+    """``busy``: share of the time between start-up and closing in which engine or trainer computed.
+    ``hideable``: how much of the environments' time that could pass during swaps did.
+    """
     assert job.summary is not None
+    entries = list(read_journal(folder / "events.jsonl"))
     phase_s = job.summary["phase_s"]
     at_work_s = sum(phase_s.values()) - phase_s[Phase.STARTING] - phase_s[Phase.CLOSING]
-    busy_s = engine_busy_s(read_journal(folder / "events.jsonl")) + phase_s[Phase.TRAINING]
-    return float(busy_s / at_work_s)
+    busy_s = engine_busy_s(entries) + phase_s[Phase.TRAINING]
+    return {"busy": float(busy_s / at_work_s), "hideable": _hideable(folder, job, entries)}
+
+
+def _hideable(folder: Path, job: SweepJob, entries: Sequence[Entry]) -> float | None:
+    """None of a simulated run: its latencies are not those of the configured model."""
+    assert job.summary is not None
+    if "simulation" in job.summary:
+        return None
+    try:
+        config = read_run_config(folder)
+    except RunConfigError as error:
+        raise UnfitSweepError(str(error)) from error
+    latency = make_latency(config.environment.latency)
+    return None if latency is None else hidden_share(entries, latency, config.seed)
