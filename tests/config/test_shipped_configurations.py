@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from colocate.cli.compose import Plan, config_folder, plan_jobs
 from colocate.cli.simulate import SIMULATE
@@ -26,6 +27,10 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 ONLY_SIMULATED = {"cluster_1024"}
 # Of a model that the machine need not have.
 OF_A_FOLDER = {"python_tool", "smollm2_arithmetic", "terminal"}
+# Groups of which an experiment is run with one choice and another.
+VARIED = ("algorithm", "scheduler", "trainer")
+# What a study varies along with its own key.
+STUDIED = {("staleness", "scheduler.swap_interval")}
 CHOICES = sorted(
     f"{path.parent.name}={path.stem}"
     for path in CONF.glob("*/*.yaml")
@@ -77,6 +82,25 @@ def leaves(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def test_every_experiment_is_a_valid_configuration(name: str) -> None:
     model = ["model.path=some/model"] if name in OF_A_FOLDER else []
     check_plan(compose(f"+experiment={name}", "device=cpu", *model))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_leaves_to_a_choice_what_it_is_chosen_for(name: str) -> None:
+    """``+experiment=E scheduler=interval_4`` has an interval of 4, whatever E's own is."""
+    for choice in CHOICES:
+        group, option = choice.split("=")
+        if group not in VARIED:
+            continue
+        own = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"))
+        assert isinstance(own, dict)
+        if not own.pop("defaults", None):
+            continue
+        plan = compose(f"+experiment={name}", choice)
+        assert plan.problems == ()
+        composed = leaves(plan.jobs[0].tree)
+        for key, value in leaves(own, f"{group}.").items():
+            if not str(value).startswith("${") and (name, key) not in STUDIED:
+                assert composed[key] == value, f"{choice}: {key}"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
