@@ -25,7 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.version import setbase
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from colocate.arithmetic import register_arithmetic
@@ -186,7 +186,7 @@ class _Composer:
         for number, overrides in enumerate(batches):
             varied = [override for override in overrides if override not in constant]
             label = f"job {number} ({' '.join(varied)})" if varied else f"job {number}"
-            sifted = self._sift([*master.hydra.overrides.hydra, *overrides], RunMode.RUN)
+            sifted = self._sift([*_raw(master.hydra.overrides.hydra), *overrides], RunMode.RUN)
             found = list(sifted.problems)
             if sifted.config is not None and not found:
                 OmegaConf.copy_cache(from_config=master, to_config=sifted.config)
@@ -206,7 +206,7 @@ class _Composer:
         """The overrides of each job, split as Hydra's own sweeper will split them."""
         params = master.hydra.sweeper.get("params") or {}
         arguments = [f"{key}={value}" for key, value in params.items()]
-        arguments += list(master.hydra.overrides.task)
+        arguments += _raw(master.hydra.overrides.task)
         parsed = OverridesParser.create(config_loader=self._loader).parse_overrides(arguments)
         return [
             list(overrides)
@@ -278,6 +278,13 @@ class _Composer:
         assert isinstance(plain, dict)
         tree_of_job = {str(key): value for key, value in plain.items()}
         return Job(label=label, tree=tree_of_job, run_dir=run_dir, subdir=subdir)
+
+
+def _raw(overrides: ListConfig) -> list[str]:
+    """As they were given: what an override interpolates is each job's own."""
+    given = OmegaConf.to_container(overrides, resolve=False)
+    assert isinstance(given, list)
+    return [str(override) for override in given]
 
 
 def _refused_plugins(master: DictConfig) -> Iterator[Problem]:
