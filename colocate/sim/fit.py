@@ -10,8 +10,10 @@ What is fitted, and how:
 - *training*: each step's time against its trained tokens, in the same way;
 - *phases*: the mean of each phase over the swaps, so that their sum is the run's; a checkpoint and
   a verification by the difference between phases with and without;
-- *environment*: the measured latencies themselves (their empirical distribution), resets and steps
-  apart, and the shares of steps that failed or were invalid;
+- *environment*: the measured latencies themselves, resets and steps apart, and the shares of steps
+  that failed or were invalid. A step whose trajectory ended before it was answered has shown only
+  that it takes longer: their distribution is the product-limit estimate (Kaplan and Meier 1958).
+  Without these the tail would be missing, since it is what the bound on staleness cuts;
 - *trajectories*: the real scripts, group by group. A simulated group takes the scripts of a real
   group that began at about the same version, so that what the agent learns (lengths change) and
   what members of a group share (a hard prompt is hard for all) stays in.
@@ -33,7 +35,6 @@ from random import Random
 import numpy as np
 
 from colocate.config import (
-    DistributionConfig,
     RunConfig,
     SimConfig,
     SimEngineConfig,
@@ -47,6 +48,7 @@ from colocate.core.phases import Phase
 from colocate.core.types import FinishReason, GroupId, TrajectoryId
 from colocate.journal import JournalError, read_journal
 from colocate.sim.episodes import Script
+from colocate.sim.latency_fit import empirical
 from colocate.sim.world import World, make_world
 
 MIN_REQUESTS = 30
@@ -54,9 +56,6 @@ MIN_REQUESTS = 30
 
 MIN_GROUPS = 4
 """A simulated group is chosen among at least so many real ones."""
-
-MAX_VALUES = 20_000
-"""Of an empirical distribution; more are thinned by rank."""
 
 
 class UnfitRunError(Exception):
@@ -150,6 +149,7 @@ class _Story:
     swaps: list[act.CloseSwap] = field(default_factory=list)
     resets_s: list[float] = field(default_factory=list)
     answers_s: list[float] = field(default_factory=list)
+    unanswered_s: list[float] = field(default_factory=list)
     num_failed: int = 0
     num_invalid: int = 0
     start_s: float = 0.0
@@ -158,6 +158,7 @@ class _Story:
     kv_wakes: list[tuple[bool, float]] = field(default_factory=list)
     _earlier: dict[TrajectoryId, _Life] = field(default_factory=dict)  # begun in an earlier life
     _submitted: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _waiting: dict[TrajectoryId, float] = field(default_factory=dict)
     _version: int = 0
     _began_s: dict[type[act.Action], tuple[float, act.Action]] = field(default_factory=dict)
 
@@ -195,6 +196,8 @@ class _Story:
             case act.SubmitRequest():
                 context = self._life(action.trajectory).context
                 self._submitted[action.request] = (time_s, context)
+            case act.EndTrajectory() if action.trajectory in self._waiting:
+                self.unanswered_s.append(time_s - self._waiting.pop(action.trajectory))
             case act.CloseSwap():
                 self.swaps.append(action)
             case act.Train() | act.PhaseAction():
@@ -214,6 +217,7 @@ class _Story:
     def _answered(self, trajectory: TrajectoryId, busy_s: float) -> None:
         begun = self._life(trajectory).prompt > 0
         (self.answers_s if begun else self.resets_s).append(busy_s)
+        self._waiting.pop(trajectory, None)
 
     def _turn_ready(self, event: ev.TurnReady) -> None:
         self._answered(event.trajectory, event.busy_s)
@@ -239,6 +243,7 @@ class _Story:
         if event.finish_reason is not FinishReason.ABORT:
             life.turn_is_open = False
             self.requests.append(request)
+            self._waiting[event.trajectory] = event.time_s
 
     def _phase_ended(self, event: ev.PhaseEnded) -> None:
         match event.phase:
@@ -443,16 +448,8 @@ def _apart(without: Sequence[float], with_it: Sequence[float]) -> tuple[float, f
 def _fit_environment(story: _Story) -> SimEnvironmentConfig:
     num_steps = max(1, len(story.answers_s))
     return SimEnvironmentConfig(
-        reset=_empirical(story.resets_s),
-        step=_empirical(story.answers_s),
+        reset=empirical(story.resets_s),
+        step=empirical(story.answers_s, story.unanswered_s),
         failure_probability=min(1.0, story.num_failed / num_steps),
         invalid_probability=min(1.0, story.num_invalid / num_steps),
     )
-
-
-def _empirical(values: Sequence[float]) -> DistributionConfig:
-    if not values:
-        return DistributionConfig(scale=0.0)
-    ordered = sorted(max(0.0, value) for value in values)
-    stride = -(-len(ordered) // MAX_VALUES)
-    return DistributionConfig(kind="empirical", values=tuple(ordered[stride // 2 :: stride]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -110,6 +112,21 @@ def test_parameters_come_back_from_a_journal_that_they_made(tmp_path: Path) -> N
     assert np.median(latencies) == pytest.approx(1.0, rel=0.1)
     assert np.std(np.log(latencies)) == pytest.approx(1.2, rel=0.1)
     compare(tmp_path, config_of(), SETTINGS, real)
+
+
+def test_latencies_of_steps_that_the_bound_cut_short_are_not_left_out(tmp_path: Path) -> None:
+    tail = DistributionConfig(kind="lognormal", scale=1.0, shape=1.8)
+    sim = TRUTH.model_copy(update={"environment": SimEnvironmentConfig(step=tail)})
+    settings = dataclasses.replace(SETTINGS, max_staleness=1, steps=60)
+    recorder = SimRecorder(tmp_path, trace_fraction=1.0)
+    cluster = Cluster(settings, World(sim=sim), watchers=[recorder])
+    cluster.run()
+    recorder.close()
+    summary = leave_summary(tmp_path, cluster.scheduler, cluster.now_s)
+    assert summary["trajectories"]["expired"] > 0
+    latencies = np.array(fit_run(tmp_path, config_of()).world.sim.environment.step.values)
+    beyond = 1 - NormalDist().cdf(math.log(60.0) / 1.8)
+    assert np.mean(latencies > 60.0) == pytest.approx(beyond, rel=0.2)
 
 
 def test_a_run_of_the_real_driver_is_predicted_from_its_journal(tmp_path: Path) -> None:
