@@ -29,7 +29,6 @@ from colocate.core.events import (
     RequestEnded,
     Restored,
     TrajectoryFinished,
-    TrajectoryLost,
     TurnReady,
 )
 from colocate.core.survival import Survival
@@ -164,16 +163,13 @@ class Workload:
                 self._evaluating.discard(event.request)
             case TrajectoryFinished():
                 self._finished(event)
-            case TrajectoryLost():
-                if member := self._member(event.trajectory, event.attempt):
-                    self._latency(member).cut_off(max(event.busy_s, 0.0))
             case _:
                 pass
 
     def follow(self, action: Action, time_s: float) -> None:
         match action:
             case StartTrajectory():
-                self._leave(self._members.get(action.trajectory))
+                self._cut_off(action.trajectory, time_s)
                 self._discard(action.trajectory)
                 begun = _Member(action.attempt, Stage.BEGINNING, time_s)
                 self._members[action.trajectory] = begun
@@ -185,7 +181,7 @@ class Workload:
             case CutEvaluation():
                 self._evaluating.clear()
             case EndTrajectory():
-                self._leave(self._members.get(action.trajectory))
+                self._cut_off(action.trajectory, time_s)
                 if action.ending is not Ending.TRAINED:
                     self._discard(action.trajectory)
                 member = self._members.pop(action.trajectory, None)
@@ -329,6 +325,18 @@ class Workload:
         self.num_queued -= member.stage is Stage.QUEUED
         if member.stage is not Stage.DONE and member.num_tokens:
             self.num_parked_context -= member.num_context
+
+    def _cut_off(self, trajectory: TrajectoryId, time_s: float) -> None:
+        """It ends where it is. What it was at takes longer than that: the bound on staleness ends
+        the slowest, and without these every tail would seem shorter than it is."""
+        member = self._members.get(trajectory)
+        self._leave(member)
+        if member is None:
+            return
+        if member.stage in (Stage.BEGINNING, Stage.WAITING):
+            self._latency(member).cut_off(max(0.0, time_s - member.since_s))
+        elif member.stage is not Stage.DONE and member.num_turn_tokens:
+            self.turn_tokens.cut_off(member.num_turn_tokens)
 
     def _discard(self, trajectory: TrajectoryId) -> None:
         if member := self._members.get(trajectory):
