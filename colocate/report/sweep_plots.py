@@ -133,7 +133,7 @@ def _looks(groups: Sequence[Group]) -> dict[Point, _Look]:
 
 
 def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look], sheet: Sheet) -> Figure:
-    figure, (axes,) = new_figure(4.6, sheet)
+    figure, (axes,) = new_figure(5.4 if sheet.is_narrow else 4.6, sheet)
     known = []
     for group in groups:
         summary = summarise(group)
@@ -151,6 +151,7 @@ def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look], sheet: Sheet)
             color=look.colour,
             elinewidth=1,
             capsize=2,
+            label=group.label if sheet.is_narrow else None,
         )
     means = [(lag.mean, throughput.mean) for _, lag, throughput in known]
     front = pareto_front(means)
@@ -163,7 +164,7 @@ def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look], sheet: Sheet)
         zorder=1,
         label="no other setting is both faster and fresher",
     )
-    if any(group.is_adaptive for group, _, _ in known):
+    if any(group.is_adaptive for group, _, _ in known) and not sheet.is_narrow:
         axes.plot([], [], marker="*", markersize=12, linestyle="", color=FAINT, label="adaptive")
     axes.set(
         xlabel="mean lag of trained tokens, in versions",
@@ -171,8 +172,16 @@ def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look], sheet: Sheet)
         title="Throughput against staleness",
     )
     axes.margins(x=0.16, y=0.16)
-    _label_points(axes, [(group.label, means[i]) for i, (group, _, _) in enumerate(known)])
-    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=8)
+    # Names beside the points would lie on each other where there is little room.
+    if not sheet.is_narrow:
+        _label_points(axes, [(group.label, means[i]) for i, (group, _, _) in enumerate(known)])
+    figure.legend(
+        frameon=False,
+        loc="outside lower center",
+        ncols=1 if sheet.is_narrow else 2,
+        fontsize=8,
+        markerscale=0.7 if sheet.is_narrow else 1,
+    )
     return figure
 
 
