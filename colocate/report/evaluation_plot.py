@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from colocate.report.style import SERIES, new_figure
+from colocate.report.style import SERIES, WIDE, Sheet, new_figure
 
 
-def draw_evaluations(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def draw_evaluations(rows: Sequence[Mapping[str, Any]], sheet: Sheet = WIDE) -> Figure:
     """pass@1, pass@k and mean reward by training step, each with its interval.
 
     Args:
         rows: Of ``eval.jsonl``, at least one.
     """
-    figure, (shares, rewards) = new_figure(3.6, width_ratios=(1, 1))
+    figure, (shares, rewards) = new_figure(3.6, sheet, width_ratios=(1, 1))
     names = sorted(
         {name for row in rows for name in row if _is_share(name)},
         key=lambda name: int(name.removeprefix("pass@")),

@@ -15,20 +15,20 @@ from matplotlib.ticker import MaxNLocator
 from colocate.core.phases import Phase
 from colocate.report.history import Life
 from colocate.report.run_files import PhaseSpan
-from colocate.report.style import FAINT, OWNER_COLOURS, new_figure
+from colocate.report.style import FAINT, OWNER_COLOURS, WIDE, Sheet, new_figure
 from colocate.report.words import Owner, counted, owner_of
 
 _ENVIRONMENT = "#5c5f66"
 _MAX_NAMED_VERSIONS = 12
 
 
-def draw_lives(lives: Sequence[Life], phases: Sequence[PhaseSpan]) -> Figure:
+def draw_lives(lives: Sequence[Life], phases: Sequence[PhaseSpan], sheet: Sheet = WIDE) -> Figure:
     """A row for each trajectory, over the seconds since it began.
 
     Upper half: requests at the engine, coloured by the version that sampled them, and
     environment steps. Behind it: when the device was training or swapping.
     """
-    figure, (axes,) = new_figure(0.34 * len(lives) + 1.5)
+    figure, (axes,) = new_figure(0.34 * len(lives) + (2.1 if sheet.is_narrow else 1.5), sheet)
     versions = sorted({s.version for life in lives for g in life.generations for s in g.spans})
     colours, norm = _scale(versions)
     for row, life in enumerate(lives):
@@ -48,12 +48,17 @@ def draw_lives(lives: Sequence[Life], phases: Sequence[PhaseSpan]) -> Figure:
         frameon=False,
         loc="outside upper center",
         ncols=3,
-        fontsize=9,
+        fontsize=8 if sheet.is_narrow else 9,
+        columnspacing=1.2,
     )
     if versions:
         few = len(versions) <= _MAX_NAMED_VERSIONS
         bar = figure.colorbar(
-            ScalarMappable(norm=norm, cmap=colours), ax=axes, fraction=0.03, pad=0.01
+            ScalarMappable(norm=norm, cmap=colours),
+            ax=axes,
+            location="bottom" if sheet.is_narrow else "right",
+            fraction=0.03,
+            pad=0.01,
         )
         bar.set_label("weight version that sampled", fontsize=9)
         bar.ax.tick_params(labelsize=8)
@@ -61,7 +66,7 @@ def draw_lives(lives: Sequence[Life], phases: Sequence[PhaseSpan]) -> Figure:
             bar.set_ticks([v + 0.5 for v in range(versions[0], versions[-1] + 1)][:40])
             bar.set_ticklabels([str(v) for v in range(versions[0], versions[-1] + 1)][:40])
         else:
-            bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+            bar.long_axis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

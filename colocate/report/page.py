@@ -43,5 +43,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _inline_image(path: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _inline_image(image: Path | bytes) -> str:
+    data = image if isinstance(image, bytes) else image.read_bytes()
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"

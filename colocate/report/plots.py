@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -23,11 +22,16 @@ from colocate.report.style import (
     ACCENT,
     FAINT,
     INK,
+    NARROW,
     OWNER_COLOURS,
     SERIES,
+    WIDE,
+    Sheet,
+    legend_outside,
     new_figure,
     running_mean,
     save,
+    to_png,
 )
 from colocate.report.timeline_plot import STRIP_S, draw_timeline, strip_begin
 from colocate.report.words import Owner, owner_of
@@ -37,11 +41,17 @@ MAX_SWAPS_DRAWN = 120
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture in ``plots/``; ``says`` is what it shows, for those who cannot see it."""
+    """A picture in ``plots/``.
+
+    Attributes:
+        says: What it shows, for those who cannot see it.
+        narrow: The same as PNG for a narrow window.
+    """
 
     name: str
     path: Path
     says: str
+    narrow: bytes
 
 
 def write_plots(
@@ -57,70 +67,87 @@ def write_plots(
         optimum: The best mean reward that any agent can reach, where that is known.
         target: Where ``plots/`` is made; None: in the run's folder.
     """
-    figures = _figures(run, optimum)
-    folder = (target or run.folder) / "plots"
-    if figures:
+    return save_plots(
+        (target or run.folder) / "plots",
+        figures_of(run, WIDE, optimum=optimum),
+        figures_of(run, NARROW, optimum=optimum),
+    )
+
+
+Figures = dict[str, tuple[Figure, str]]
+"""By name, with what each shows."""
+
+
+def save_plots(folder: Path, wide: Figures, narrow: Figures) -> dict[str, Plot]:
+    """Writes the wide ones as ``folder/NAME.png``; both have the same names."""
+    if wide:
         folder.mkdir(exist_ok=True)
     return {
-        name: Plot(name=name, path=save(figure, folder / f"{name}.png"), says=says)
-        for name, (figure, says) in figures.items()
+        name: Plot(
+            name=name,
+            path=save(figure, folder / f"{name}.png"),
+            says=says,
+            narrow=to_png(narrow[name][0]),
+        )
+        for name, (figure, says) in wide.items()
     }
 
 
-def _figures(run: RunFiles, optimum: float | None) -> dict[str, tuple[Figure, str]]:
-    figures: dict[str, tuple[Figure, str]] = {}
+def figures_of(run: RunFiles, sheet: Sheet, *, optimum: float | None = None) -> Figures:
+    """The pictures that the run's files allow, not yet written."""
+    figures: Figures = {}
     timeline = run.timeline
     if run.summary:
-        bars = _phase_bars(run.summary["phase_s"])
+        bars = _phase_bars(run.summary["phase_s"], sheet)
         figures["phases"] = (bars, "Seconds in each phase, and their share of the run")
     if timeline.phases:
         figures["timeline"] = (
-            draw_timeline(timeline, 0.0, timeline.end_s),
+            draw_timeline(timeline, 0.0, timeline.end_s, sheet),
             "The whole run: who had the device, requests, environments, memory",
         )
         begin_s = strip_begin(timeline)
         if timeline.end_s > 1.5 * STRIP_S:
             figures["timeline_minute"] = (
-                draw_timeline(timeline, begin_s, min(timeline.end_s, begin_s + STRIP_S)),
+                draw_timeline(timeline, begin_s, min(timeline.end_s, begin_s + STRIP_S), sheet),
                 "One minute from the middle of the run, in detail",
             )
     if run.metrics:
-        figures["reward"] = (_reward(run.metrics, optimum), "Mean reward by training step")
+        figures["reward"] = (_reward(run.metrics, optimum, sheet), "Mean reward by training step")
         if run.summary:
             figures["staleness"] = (
-                _staleness(run.metrics, run.summary["staleness"]),
+                _staleness(run.metrics, run.summary["staleness"], sheet),
                 "Lag of trained tokens by training step, and their histogram",
             )
         warn_above = run.summary["mismatch"].get("warn_above") if run.summary else None
-        if mismatch := _mismatch(run.metrics, warn_above):
+        if mismatch := _mismatch(run.metrics, warn_above, sheet):
             figures["mismatch"] = (
                 mismatch,
                 "Log-probabilities of the engine against the trainer's, by training step",
             )
     if run.evaluations:
         figures["evaluation"] = (
-            draw_evaluations(run.evaluations),
+            draw_evaluations(run.evaluations, sheet),
             "Share of held-out prompts passed, and mean reward on them, with 95% intervals",
         )
     if any(decision.phase_s for decision in run.history.decisions):
         figures["swaps"] = (
-            _swaps(run.history.decisions),
+            _swaps(run.history.decisions, sheet),
             "What each swap cost, by phase, training left out",
         )
     if run.history.longest:
         figures["longest"] = (
-            draw_lives(run.history.longest, timeline.phases),
+            draw_lives(run.history.longest, timeline.phases, sheet),
             "The trajectories that took the longest; spans coloured by weight version",
         )
     return figures
 
 
-def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figure:
+def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None, sheet: Sheet) -> Figure:
     own = with_own_trajectories(metrics)
     steps = [row["step"] for row in own]
     rewards = [row["reward_mean"] for row in own]
     window = max(2, min(10, len(rewards) // 5))
-    figure, (axes,) = new_figure(3.6)
+    figure, (axes,) = new_figure(3.6, sheet)
     axes.plot(steps, rewards, color=FAINT, linewidth=1, marker=".", markersize=4, label="step")
     axes.plot(
         steps,
@@ -139,8 +166,10 @@ def _reward(metrics: Sequence[Mapping[str, Any]], optimum: float | None) -> Figu
     return figure
 
 
-def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any]) -> Figure:
-    figure, (over_time, whole) = new_figure(3.6, width_ratios=(2, 1))
+def _staleness(
+    metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any], sheet: Sheet
+) -> Figure:
+    figure, (over_time, whole) = new_figure(3.6, sheet, width_ratios=(2, 1))
     own = with_own_trajectories(metrics)
     steps = [row["step"] for row in own]
     bound = staleness["bound"]
@@ -174,7 +203,9 @@ def _staleness(metrics: Sequence[Mapping[str, Any]], staleness: Mapping[str, Any
     return figure
 
 
-def _mismatch(metrics: Sequence[Mapping[str, Any]], warn_above: float | None) -> Figure | None:
+def _mismatch(
+    metrics: Sequence[Mapping[str, Any]], warn_above: float | None, sheet: Sheet
+) -> Figure | None:
     """On the left what the warning is about, on the right what weights suffer from it.
 
     None where no step trained tokens of its own version.
@@ -183,7 +214,7 @@ def _mismatch(metrics: Sequence[Mapping[str, Any]], warn_above: float | None) ->
     if not rows:
         return None
     steps = [row["step"] for row in rows]
-    figure, (differences, ratios) = new_figure(3.4, width_ratios=(1, 1))
+    figure, (differences, ratios) = new_figure(3.4, sheet, width_ratios=(1, 1))
     for name, label, colour in (
         ("mismatch_max_abs_logprob_diff", "largest of a step", FAINT),
         ("mismatch_mean_abs_logprob_diff", "mean", SERIES[0]),
@@ -206,16 +237,22 @@ def _mismatch(metrics: Sequence[Mapping[str, Any]], warn_above: float | None) ->
     sizes = [row["mismatch_ess"] for row in rows]
     ratios.plot(steps, sizes, color=SERIES[0], marker=".", label="effective sample size")
     ratios.set(xlabel="training step", title="Importance weights, same weights")
+    ratios.ticklabel_format(axis="y", useOffset=False)
     for axes in (differences, ratios):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(
-            frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=9
+            frameon=False,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.2),
+            ncols=2,
+            fontsize=8 if sheet.is_narrow else 9,
+            columnspacing=1.2,
         )
     return figure
 
 
-def _phase_bars(phase_s: Mapping[str, float]) -> Figure:
-    figure, (axes,) = new_figure(3.8)
+def _phase_bars(phase_s: Mapping[str, float], sheet: Sheet) -> Figure:
+    figure, (axes,) = new_figure(3.8, sheet)
     total_s = sum(phase_s.values()) or 1.0
     names = list(phase_s)
     bars = axes.barh(
@@ -227,13 +264,14 @@ def _phase_bars(phase_s: Mapping[str, float]) -> Figure:
     axes.bar_label(bars, labels, padding=4, fontsize=8, color=INK)
     axes.invert_yaxis()
     axes.set(xlabel="seconds", title="Where the time went")
-    axes.set_xlim(0, 1.2 * max([1e-9, *phase_s.values()]))
+    room = 1.4 if sheet.is_narrow else 1.2
+    axes.set_xlim(0, room * max([1e-9, *phase_s.values()]))
     axes.grid(visible=False, axis="y")
-    _owner_legend(axes)
+    _owner_legend(figure, sheet)
     return figure
 
 
-def _owner_legend(axes: Axes) -> None:
+def _owner_legend(figure: Figure, sheet: Sheet) -> None:
     words = {
         Owner.ROLLOUT: "vLLM has the device",
         Owner.TRAINING: "DeepSpeed has the device",
@@ -241,10 +279,17 @@ def _owner_legend(axes: Axes) -> None:
         Owner.OTHER: "neither",
     }
     patches = [Patch(color=OWNER_COLOURS[owner], label=label) for owner, label in words.items()]
-    axes.legend(handles=patches, frameon=False, loc="lower right", fontsize=8)
+    # Below, since any of the bars may be the longest.
+    figure.legend(
+        handles=patches,
+        frameon=False,
+        loc="outside lower center",
+        ncols=2 if sheet.is_narrow else 4,
+        fontsize=8,
+    )
 
 
-def _swaps(decisions: Sequence[Decision]) -> Figure:
+def _swaps(decisions: Sequence[Decision], sheet: Sheet) -> Figure:
     """Stacked bars, one a swap; of many swaps the last, since what grows shows there."""
     complete = [
         (number, decision.phase_s)
@@ -253,7 +298,7 @@ def _swaps(decisions: Sequence[Decision]) -> Figure:
     ]
     shown = complete[-MAX_SWAPS_DRAWN:]
     left_out = len(complete) - len(shown)
-    figure, (axes,) = new_figure(3.6)
+    figure, (axes,) = new_figure(4.0 if sheet.is_narrow else 3.6, sheet)
     numbers = [number for number, _ in shown]
     floor = [0.0] * len(shown)
     parts = [phase for phase in SWAP if phase is not Phase.TRAINING]
@@ -268,7 +313,7 @@ def _swaps(decisions: Sequence[Decision]) -> Figure:
         title=f"{title} (the last {len(shown)})" if left_out else title,
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(frameon=False, loc="outside right center", fontsize=8)
+    legend_outside(figure, sheet)
     return figure
 
 

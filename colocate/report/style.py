@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from colocate.report.words import Owner
 
@@ -30,21 +34,45 @@ SERIES = (
 """Colours of things that have no order, told apart by people who see few colours too."""
 
 INK, FAINT, ACCENT = "#222222", "#8a8a8a", "#c2410c"
-WIDTH_IN = 9.0
-_DPI = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """What a figure is drawn on.
+
+    A figure keeps the size of its letters: the narrow sheet holds less beside each other, and is
+    read on a telephone without being moved about.
+    """
+
+    width_in: float
+    dpi: int
+    is_narrow: bool = False
+
+
+WIDE = Sheet(width_in=9.0, dpi=150)
+NARROW = Sheet(width_in=4.6, dpi=180, is_narrow=True)
 
 
 def new_figure(
     height: float,
+    sheet: Sheet = WIDE,
     *,
-    width: float = WIDTH_IN,
     width_ratios: Sequence[float] = (1,),
     height_ratios: Sequence[float] = (1,),
     sharex: bool = False,
     sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Axes side by side or below each other; sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    """Axes side by side or below each other; height in inches.
+
+    On a narrow sheet those that were to stand side by side stand below each other, each as high as
+    ``height``.
+    """
+    is_stacked = sheet.is_narrow and len(width_ratios) > 1
+    if is_stacked:
+        height *= len(width_ratios)
+        width_ratios, height_ratios = (1,), (1,) * len(width_ratios)
+    layout = ConstrainedLayoutEngine(h_pad=0.1 if is_stacked else None)
+    figure = Figure(figsize=(sheet.width_in, height), layout=layout, dpi=sheet.dpi)
     grid = figure.subplots(
         len(height_ratios),
         len(width_ratios),
@@ -64,9 +92,24 @@ def new_figure(
     return figure, axes
 
 
+def legend_outside(figure: Figure, sheet: Sheet, **options: Any) -> None:
+    """A legend beside the axes, or below them where there is no room beside."""
+    if sheet.is_narrow:
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
+    else:
+        place = {"loc": "outside right center"}
+    figure.legend(frameon=False, fontsize=8, **place, **options)
+
+
 def save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path)
     return path
+
+
+def to_png(figure: Figure) -> bytes:
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return written.getvalue()
 
 
 def running_mean(values: Sequence[float], window: int) -> np.ndarray:

@@ -65,8 +65,11 @@ def read_sweep(folder: Path) -> list[SweepJob]:
 
 
 def swept_keys(jobs: Iterable[SweepJob]) -> list[str]:
-    """Keys of overrides that differ between jobs, without the seed; in the order given."""
-    jobs = list(jobs)
+    """Keys of overrides that differ between jobs, without the seed; in the order given.
+
+    What a job was given is known once it has begun: those that have not take no part.
+    """
+    jobs = [job for job in jobs if job.overrides]
     keys = dict.fromkeys(key for job in jobs for key in job.overrides)
     return [k for k in keys if k != SEED and len({job.overrides.get(k) for job in jobs}) > 1]
 

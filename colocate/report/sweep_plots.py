@@ -10,12 +10,20 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from colocate.report.plots import Plot
+from colocate.report.plots import Figures, Plot, save_plots
 from colocate.report.records import with_own_trajectories
 from colocate.report.statistics import Estimate, pareto_front
-from colocate.report.style import ACCENT, FAINT, SERIES, new_figure, running_mean, save
+from colocate.report.style import (
+    FAINT,
+    NARROW,
+    SERIES,
+    WIDE,
+    Sheet,
+    legend_outside,
+    new_figure,
+    running_mean,
+)
 from colocate.report.sweep_jobs import SweepJob
 from colocate.report.sweep_measures import (
     Group,
@@ -42,29 +50,35 @@ def write_sweep_plots(
     """
     if not groups:
         return {}
+    wide, narrow = (figures_of(groups, budget, learned, sheet) for sheet in (WIDE, NARROW))
+    return save_plots(folder / "plots", wide, narrow)
+
+
+def figures_of(
+    groups: Sequence[Group], budget: int | None, learned: Mapping[Point, Estimate], sheet: Sheet
+) -> Figures:
+    """The pictures that the groups allow, not yet written."""
     looks = _looks(groups)
     figures = {
-        "pareto": (_pareto(groups, looks), "Throughput against staleness, one point a setting"),
+        "pareto": (
+            _pareto(groups, looks, sheet),
+            "Throughput against staleness, one point a setting",
+        ),
         "reward_by_time": (
-            _curves(groups, looks, "seconds since the run began", _times),
+            _curves(groups, looks, "seconds since the run began", _times, sheet),
             "Mean reward over wall time, one line a setting",
         ),
         "reward_by_trajectories": (
-            _curves(groups, looks, "trained trajectories", trained_by_step),
+            _curves(groups, looks, "trained trajectories", trained_by_step, sheet),
             "Mean reward over trained trajectories, one line a setting",
         ),
     }
     if budget is not None and learned:
         figures["learning"] = (
-            _learning(groups, learned, budget),
+            _learning(groups, learned, budget, sheet),
             f"Mean reward after {budget:,} trained trajectories, by setting",
         )
-    plots = folder / "plots"
-    plots.mkdir(exist_ok=True)
-    return {
-        name: Plot(name=name, path=save(figure, plots / f"{name}.png"), says=says)
-        for name, (figure, says) in figures.items()
-    }
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +132,8 @@ def _looks(groups: Sequence[Group]) -> dict[Point, _Look]:
     }
 
 
-def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look]) -> Figure:
-    figure, (axes,) = new_figure(4.6)
+def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look], sheet: Sheet) -> Figure:
+    figure, (axes,) = new_figure(5.4 if sheet.is_narrow else 4.6, sheet)
     known = []
     for group in groups:
         summary = summarise(group)
@@ -137,6 +151,7 @@ def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look]) -> Figure:
             color=look.colour,
             elinewidth=1,
             capsize=2,
+            label=group.label if sheet.is_narrow else None,
         )
     means = [(lag.mean, throughput.mean) for _, lag, throughput in known]
     front = pareto_front(means)
@@ -149,33 +164,41 @@ def _pareto(groups: Sequence[Group], looks: Mapping[Point, _Look]) -> Figure:
         zorder=1,
         label="no other setting is both faster and fresher",
     )
-    _label_points(axes, [(group.label, means[i]) for i, (group, _, _) in enumerate(known)])
-    if any(group.is_adaptive for group, _, _ in known):
-        star = Line2D([], [], marker="*", markersize=12, linestyle="", color=ACCENT)
-        handles, labels = axes.get_legend_handles_labels()
-        handles, labels = [*handles, star], [*labels, "adaptive"]
-        axes.legend(handles, labels, frameon=False, loc="best", fontsize=8)
-    else:
-        axes.legend(frameon=False, loc="best", fontsize=8)
+    if any(group.is_adaptive for group, _, _ in known) and not sheet.is_narrow:
+        axes.plot([], [], marker="*", markersize=12, linestyle="", color=FAINT, label="adaptive")
     axes.set(
         xlabel="mean lag of trained tokens, in versions",
         ylabel="trained trajectories per second",
         title="Throughput against staleness",
     )
     axes.margins(x=0.16, y=0.16)
+    # Names beside the points would lie on each other where there is little room.
+    if not sheet.is_narrow:
+        _label_points(axes, [(group.label, means[i]) for i, (group, _, _) in enumerate(known)])
+    figure.legend(
+        frameon=False,
+        loc="outside lower center",
+        ncols=1 if sheet.is_narrow else 2,
+        fontsize=8,
+        markerscale=0.7 if sheet.is_narrow else 1,
+    )
     return figure
 
 
 def _label_points(axes: Axes, points: Sequence[tuple[str, tuple[float, float]]]) -> None:
-    """Labels beside their points; of neighbours in height, by turns above and below."""
+    """Labels beside their points, towards the middle; of neighbours, by turns above and below."""
+    left, right = axes.get_xlim()
     for index, (label, position) in enumerate(sorted(points, key=lambda each: each[1])):
         above = index % 2 == 0
+        is_left = position[0] <= (left + right) / 2
         axes.annotate(
             label,
             position,
-            xytext=(6, 8 if above else -12),
+            xytext=(6 if is_left else -6, 8 if above else -12),
             textcoords="offset points",
+            horizontalalignment="left" if is_left else "right",
             fontsize=8,
+            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8},
         )
 
 
@@ -188,9 +211,10 @@ def _curves(
     looks: Mapping[Point, _Look],
     xlabel: str,
     position: Callable[[SweepJob], Sequence[float]],
+    sheet: Sheet,
 ) -> Figure:
     """Mean over seeds as far as all of them came, with each seed as a faint line."""
-    figure, (axes,) = new_figure(4.2)
+    figure, (axes,) = new_figure(4.2, sheet)
     longest = max(len(job.metrics) for group in groups for job in group.jobs)
     window = max(2, min(10, longest // 5))
     for group in groups:
@@ -212,7 +236,7 @@ def _curves(
         )
     axes.set(xlabel=xlabel, ylabel=f"mean reward of the last {window} steps")
     axes.set_title("Reward; faint: single seeds")
-    figure.legend(frameon=False, loc="outside right center", fontsize=8)
+    legend_outside(figure, sheet)
     return figure
 
 
@@ -222,9 +246,11 @@ def _line(job: SweepJob, positions: Sequence[float], window: int) -> tuple[np.nd
     return np.asarray(positions, dtype=float)[has_own], running_mean(rewards, window)
 
 
-def _learning(groups: Sequence[Group], learned: Mapping[Point, Estimate], budget: int) -> Figure:
+def _learning(
+    groups: Sequence[Group], learned: Mapping[Point, Estimate], budget: int, sheet: Sheet
+) -> Figure:
     """A dot and its interval for each setting, beside each other where one key is the same."""
-    figure, (axes,) = new_figure(4.2)
+    figure, (axes,) = new_figure(4.2, sheet)
     dimensions = _dimensions(groups)
     num_rests = len(dimensions.rests)
     for number, rest in enumerate(dimensions.rests):
@@ -251,12 +277,15 @@ def _learning(groups: Sequence[Group], learned: Mapping[Point, Estimate], budget
             )
             label = None
     axes.set_xticks(range(len(dimensions.values)), dimensions.values)
+    if sheet.is_narrow and len(dimensions.values) > 3:
+        axes.tick_params(axis="x", labelrotation=30)
     if dimensions.main is not None:
         axes.set_xlabel(groups[0].point[dimensions.main][0])
     axes.set_ylabel("mean reward")
-    axes.set_title(f"Reward after {budget:,} trained trajectories: mean, 95% interval, seeds")
+    space = "\n" if sheet.is_narrow else " "
+    axes.set_title(f"Reward after {budget:,} trained trajectories:{space}mean, 95% interval, seeds")
     axes.margins(x=0.1)
     axes.grid(visible=False, axis="x")
     if num_rests > 1:
-        figure.legend(frameon=False, loc="outside right center", fontsize=9)
+        legend_outside(figure, sheet)
     return figure

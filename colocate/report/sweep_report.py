@@ -63,6 +63,7 @@ def write_sweep_report(
         "num_jobs": counted(len(jobs), "job"),
         "num_complete": num_complete,
         "is_whole": num_complete == len(jobs),
+        "any_failed": any(job.status == "failed" for job in jobs),
         "swept": swept_keys(jobs),
         "seeds": sorted({job.overrides[SEED] for job in jobs if SEED in job.overrides}),
         "tables": {name: tables.get(name) for name in ("settings", "learning", "jobs")},

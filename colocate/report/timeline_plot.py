@@ -10,19 +10,21 @@ from matplotlib.ticker import MaxNLocator
 
 from colocate.core.phases import Phase
 from colocate.report.run_files import Intervals, MemoryPoint, PhaseSpan, Timeline
-from colocate.report.style import FAINT, OWNER_COLOURS, SERIES, new_figure
+from colocate.report.style import FAINT, OWNER_COLOURS, SERIES, WIDE, Sheet, new_figure
 from colocate.report.words import TENANT_WORDS, Owner, owner_of
 
 STRIP_S = 60.0
 _NUM_POINTS = 1500
 
 
-def draw_timeline(timeline: Timeline, begin_s: float, end_s: float) -> Figure:
+def draw_timeline(timeline: Timeline, begin_s: float, end_s: float, sheet: Sheet = WIDE) -> Figure:
     """The rows for which the trace has something, between two times of the run."""
     has_memory = bool(timeline.memory)
     ratios = [0.6, 1.0, 1.0] + [1.4] * has_memory
-    figure, rows = new_figure(1.35 * sum(ratios) + 0.6, height_ratios=ratios, sharex=True)
+    height_in = 1.35 * sum(ratios) + 0.6
+    figure, rows = new_figure(height_in, sheet, height_ratios=ratios, sharex=True)
     _device(rows[0], timeline.phases, begin_s, end_s)
+    _legend(figure, rows[0], sheet)
     _concurrency(rows[1], timeline.requests, begin_s, end_s, SERIES[2], "requests\nin flight")
     _concurrency(rows[2], timeline.environments, begin_s, end_s, SERIES[4], "environments\nbusy")
     if has_memory:
@@ -66,14 +68,29 @@ def _device(axes: Axes, phases: list[PhaseSpan], begin_s: float, end_s: float) -
     axes.set(yticks=[], ylim=(0, 1), ylabel="device")
     axes.set_title(f"{begin_s:.0f} s to {end_s:.0f} s", loc="left", fontsize=10, color=FAINT)
     axes.grid(visible=False)
+
+
+def _legend(figure: Figure, axes: Axes, sheet: Sheet) -> None:
+    """Beside the title, or above it where there is no room beside."""
     words = {
         Owner.ROLLOUT: "vLLM",
         Owner.TRAINING: "DeepSpeed",
         Owner.SWAP: "swap",
         Owner.OTHER: "neither",
     }
+    handles = [Patch(color=OWNER_COLOURS[o], label=label) for o, label in words.items()]
+    if sheet.is_narrow:
+        figure.legend(
+            handles=handles,
+            frameon=False,
+            loc="outside upper center",
+            ncols=4,
+            fontsize=8,
+            columnspacing=1.2,
+        )
+        return
     axes.legend(
-        handles=[Patch(color=OWNER_COLOURS[o], label=label) for o, label in words.items()],
+        handles=handles,
         frameon=False,
         loc="lower right",
         bbox_to_anchor=(1.0, 0.98),

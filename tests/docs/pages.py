@@ -18,6 +18,7 @@ _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTA
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *#*$", re.MULTILINE)
 _COMMAND = re.compile(
     r"^(?:exec )?(?:\S*/)?(?:colocate (?P<name>train|simulate)|launch/quickstart\.sh)"
@@ -54,6 +55,12 @@ def code_blocks(text: str, language: str) -> list[str]:
 def links(text: str) -> list[str]:
     """Targets of links and of pictures."""
     return _LINK.findall(_SPAN.sub("", prose(text)))
+
+
+def pictures(page: Path) -> list[tuple[str, Path]]:
+    """What each picture of a page shows, for those who cannot see it, and its file."""
+    found = _PICTURE.findall(prose(page.read_text(encoding="utf-8")))
+    return [(says, (page.parent / name).resolve()) for says, name in found]
 
 
 def anchors(text: str) -> set[str]:

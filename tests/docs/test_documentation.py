@@ -26,6 +26,9 @@ from tests.docs.pages import DOCS, PAGES, ROOT, Command
 NO_KEYS = {"memory.ledger"}
 """Of ``summary.json``, where the first word is also a section of the configuration."""
 
+MAX_PICTURE_BYTES = 300_000
+"""They stay in the repository's history for ever."""
+
 _FILE = re.compile(r"\.(md|py|json|jsonl|msgpack|html|yaml|yml|sh|log|txt|toml|png|db)$")
 _KEY = re.compile(r"^[+~]{0,2}([a-z]\w*(?:\.\w+)+)(?:=.*)?$")
 _CHOICE = re.compile(r"^[+~]?([a-z]+)=([a-z0-9_]+)$")
@@ -55,9 +58,16 @@ def _resolves(page: Path, link: str) -> bool:
     if not target.exists():
         return False
     # The site holds what is in docs/, and nothing else.
-    if page.parent == DOCS and target.parent != DOCS:
+    if page.parent == DOCS and DOCS not in target.parents:
         return False
     return not anchor or anchor in pages.anchors(target.read_text(encoding="utf-8"))
+
+
+def test_every_picture_is_shown_told_of_and_small() -> None:
+    shown = [picture for page in PAGES for picture in pages.pictures(page)]
+    assert {path for _, path in shown} == set((DOCS / "images").iterdir())
+    assert [path.name for says, path in shown if len(says) < 20] == []
+    assert [path.name for _, path in shown if path.stat().st_size > MAX_PICTURE_BYTES] == []
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from colocate.config import RunConfig
 from colocate.loggers.factory import flat, make_loggers
 from tests.config.trees import with_values
+from tests.patience import patient
 
 ENTRIES = [
     (0, {"eval/pass@1": 0.25}),
@@ -66,7 +68,10 @@ def test_wandb_offline_keeps_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
     log(tmp_path / "run", to=["wandb"], wandb={"mode": "offline"})
     [file] = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    rows = wandb_history(file)
+    # A process of the package's own writes the file, and may still be at it when a run is finished.
+    until_s = time.monotonic() + patient(60)
+    while len(rows := wandb_history(file)) < len(ENTRIES) and time.monotonic() < until_s:
+        time.sleep(0.05)
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         for name, value in row.items():

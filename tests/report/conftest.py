@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,15 @@ from colocate.core.phases import SWAP, Phase
 from colocate.core.types import MemorySample
 from colocate.report.records import MetricsWriter, write_summary
 from colocate.report.snapshot import RunSnapshot
+from colocate.report.sweep_manifest import ManifestJob, SweepManifest
 from colocate.report.trace import TraceWriter
+from colocate.report.transcripts import write_transcripts
+from tests.report.browser import Browser, find_chromium
+from tests.report.folders import sample, write_job
+from tests.sim.test_simulated_runs import BASE, simulate
 
 NUM_STEPS = 12
+NO_CHROMIUM = "no Chromium: install it (apt install chromium), or set COLOCATE_CHROMIUM to its path"
 
 MISMATCH = {
     "mismatch_num_tokens": 345.0,
@@ -148,3 +156,45 @@ def run_dir(tmp_path: Path, summary: dict[str, Any]) -> Path:
             )
     metrics.close()
     return tmp_path
+
+
+@pytest.fixture
+def whole_run(run_dir: Path, summary: dict[str, Any]) -> Path:
+    """As a run leaves its folder: journal, configuration and transcripts too."""
+    simulate(run_dir, dataclasses.replace(BASE, steps=5))
+    summary["software"] = {"colocate": "0.0", "torch": "2.13.0"}
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    hydra = run_dir / ".hydra"
+    hydra.mkdir()
+    (hydra / "config.yaml").write_text("steps: 12\nscheduler: {policy: timed}\n")
+    (hydra / "overrides.yaml").write_text("- +experiment=quickstart\n- steps=12\n")
+    for step in (1, 6, 12):
+        write_transcripts(run_dir / "trajectories", step, [sample(step)])
+    return run_dir
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, summary: dict[str, Any]) -> Path:
+    """Two settings by two seeds; one failed, one was killed, one never began, one is superseded."""
+    (tmp_path / "multirun.yaml").write_text("{}")
+    for name, bound, seed in (("0", 1, 0), ("1", 1, 1), ("2", 3, 0), ("3", 3, 1)):
+        write_job(tmp_path / name, summary, bound, seed)
+    write_job(tmp_path / "superseded" / "1-0", summary, 1, 1)
+    failed = {**summary, "status": "failed", "error": "rank 0 ended | badly"}
+    (tmp_path / "3" / "summary.json").write_text(json.dumps(failed))
+    write_job(tmp_path / "4", summary, 3, 2)
+    (tmp_path / "4" / "summary.json").unlink()
+    labels = [f"job {number}" for number in range(6)]
+    manifest = [ManifestJob(folder=str(i), label=label) for i, label in enumerate(labels)]
+    SweepManifest(tmp_path, manifest).write()
+    return tmp_path
+
+
+@pytest.fixture
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A page in Chromium; its profile lies in no folder that a test looks at."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip(NO_CHROMIUM)
+    with Browser(chromium, tmp_path_factory.mktemp("profile"), patience_s=300.0) as browser:
+        yield browser

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from colocate.report.plots import write_plots
+from colocate.report.plots import Figures, figures_of, write_plots
 from colocate.report.run_files import Intervals, read_run
-from colocate.report.style import running_mean
+from colocate.report.style import NARROW, WIDE, Sheet, running_mean
+from colocate.report.sweep_jobs import read_sweep
+from colocate.report.sweep_measures import common_budget, group_jobs, learned
+from colocate.report.sweep_plots import figures_of as figures_of_sweep
 from colocate.report.timeline_plot import concurrency
 
 
@@ -62,6 +65,33 @@ def test_a_run_without_any_phase_time_can_be_drawn(run_dir: Path) -> None:
     summary = json.loads(path.read_text())
     path.write_text(json.dumps({**summary, "phase_s": dict.fromkeys(summary["phase_s"], 0.0)}))
     assert drawn(run_dir) == WHOLE
+
+
+def assert_nothing_is_cut(figures: Figures, sheet: Sheet) -> None:
+    for name, (figure, _) in figures.items():
+        figure.draw_without_rendering()
+        ink, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+        assert width == sheet.width_in
+        inside = ink.x0 >= 0 and ink.y0 >= 0 and ink.x1 <= width and ink.y1 <= height
+        assert inside, f"{name} reaches beyond {width} x {height} inches: {ink.extents}"
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW])
+def test_nothing_is_cut_off_on_a_wide_or_a_narrow_sheet(whole_run: Path, sheet: Sheet) -> None:
+    figures = figures_of(read_run(whole_run), sheet, optimum=0.81)
+    assert set(figures) == {*WHOLE, "swaps", "longest"}
+    assert_nothing_is_cut(figures, sheet)
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW])
+def test_nothing_of_a_sweeps_pictures_is_cut_off(sweep: Path, sheet: Sheet) -> None:
+    jobs = read_sweep(sweep)
+    groups, budget = group_jobs(jobs), common_budget(jobs)
+    assert budget is not None
+    found = {point: each for point, each in learned(groups, budget).items() if each is not None}
+    figures = figures_of_sweep(groups, budget, found, sheet)
+    assert set(figures) == {"pareto", "reward_by_time", "reward_by_trajectories", "learning"}
+    assert_nothing_is_cut(figures, sheet)
 
 
 def test_a_running_mean_starts_with_what_there_is() -> None:

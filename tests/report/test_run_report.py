@@ -18,38 +18,9 @@ from colocate.report.live_file import LiveFile
 from colocate.report.run_files import read_run, summary_of_journal
 from colocate.report.run_report import write_run_report
 from colocate.report.swap_tables import decision_table, swap_cost_table
-from colocate.report.transcripts import TextSpan, TrajectorySample, Turn, write_transcripts
-from tests.sim.test_simulated_runs import BASE, simulate
-
-
-@pytest.fixture
-def whole_run(run_dir: Path, summary: dict[str, Any]) -> Path:
-    """As a run leaves its folder: journal, configuration and transcripts too."""
-    simulate(run_dir, dataclasses.replace(BASE, steps=5))
-    summary["software"] = {"colocate": "0.0", "torch": "2.13.0"}
-    (run_dir / "summary.json").write_text(json.dumps(summary))
-    hydra = run_dir / ".hydra"
-    hydra.mkdir()
-    (hydra / "config.yaml").write_text("steps: 12\nscheduler: {policy: timed}\n")
-    (hydra / "overrides.yaml").write_text("- +experiment=quickstart\n- steps=12\n")
-    for step in (1, 6, 12):
-        write_transcripts(run_dir / "trajectories", step, [sample(step)])
-    return run_dir
-
-
-def sample(step: int) -> TrajectorySample:
-    return TrajectorySample(
-        step=step,
-        trajectory=step,
-        group=0,
-        reward=0.5,
-        ending="trained",
-        turns=[Turn("prompt", "0-9?\n"), Turn("agent", "<script>alert(1)</script>\x1b[2J")],
-        token_ids=[1, 2],
-        logprobs=[0.0, -0.5],
-        versions=[-1, step],
-        loss_mask=[0, 1],
-    )
+from colocate.report.transcripts import TextSpan, Turn, write_transcripts
+from tests.report.folders import sample
+from tests.sim.test_simulated_runs import simulate
 
 
 def page_of(folder: Path) -> str:
@@ -86,8 +57,9 @@ def test_a_run_is_told_on_one_page_that_needs_nothing_else(whole_run: Path) -> N
         "Training step 6",
     ):
         assert told in page
-    assert not re.findall(r"(?:src|href)=\"(?!data:image/png|#)", page)
-    assert page.count("<img ") == page.count("data:image/png;base64,") == 7
+    assert not re.findall(r"(?:src|srcset|href)=\"(?!data:image/png|#)", page)
+    assert page.count("<img ") == page.count("<source ") == 7
+    assert page.count("data:image/png;base64,") == 14
 
 
 def test_what_an_agent_wrote_is_shown_and_never_run(whole_run: Path) -> None:

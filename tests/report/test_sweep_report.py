@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from colocate.report.sweep_jobs import (
     read_sweep,
     swept_keys,
 )
-from colocate.report.sweep_manifest import ManifestJob, SweepManifest
 from colocate.report.sweep_measures import (
     common_budget,
     group_jobs,
@@ -27,13 +25,7 @@ from colocate.report.sweep_measures import (
     reward_after,
     summarise,
 )
-
-
-def rows(rewards: list[float], per_step: int = 10) -> list[dict[str, Any]]:
-    return [
-        {"step": step, "time_s": 2.0 * step, "reward_mean": reward, "num_sequences": per_step}
-        for step, reward in enumerate(rewards, start=1)
-    ]
+from tests.report.folders import rows
 
 
 def job(
@@ -81,6 +73,9 @@ def test_repetitions_differ_by_seed_only_and_settings_stand_in_the_order_of_numb
     ]
     groups = group_jobs(jobs)
     assert swept_keys(jobs) == ["bound"]
+    # What a job that has not begun was to be given is not known.
+    waiting = SweepJob(name="6", overrides={}, status=NOT_STARTED)
+    assert swept_keys([*jobs, waiting]) == ["bound"]
     assert [group.label for group in groups] == ["bound=2", "bound=10"]
     assert [len(group.jobs) for group in groups] == [3, 3]
     assert summarise(groups[0])["reward_end"] == estimate([0.2, 0.4, 0.6])
@@ -123,35 +118,6 @@ def test_overrides_are_read_as_hydra_saves_them() -> None:
     }
 
 
-@pytest.fixture
-def sweep(tmp_path: Path, summary: dict[str, Any]) -> Path:
-    """Two settings by two seeds; one failed, one was killed, one never began, one is superseded."""
-    (tmp_path / "multirun.yaml").write_text("{}")
-    for name, bound, seed in (("0", 1, 0), ("1", 1, 1), ("2", 3, 0), ("3", 3, 1)):
-        write_job(tmp_path / name, summary, bound, seed)
-    write_job(tmp_path / "superseded" / "1-0", summary, 1, 1)
-    failed = {**summary, "status": "failed", "error": "rank 0 ended | badly"}
-    (tmp_path / "3" / "summary.json").write_text(json.dumps(failed))
-    write_job(tmp_path / "4", summary, 3, 2)
-    (tmp_path / "4" / "summary.json").unlink()
-    labels = [f"job {number}" for number in range(6)]
-    manifest = [ManifestJob(folder=str(i), label=label) for i, label in enumerate(labels)]
-    SweepManifest(tmp_path, manifest).write()
-    return tmp_path
-
-
-def write_job(folder: Path, summary: dict[str, Any], bound: int, seed: int) -> None:
-    (folder / ".hydra").mkdir(parents=True)
-    overrides = ["+experiment=quickstart", f"buffer.max_staleness={bound}", f"seed={seed}"]
-    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
-    (folder / ".hydra" / "config.yaml").write_text("scheduler: {policy: adaptive}")
-    (folder / "summary.json").write_text(json.dumps(summary))
-    lines = rows([0.1 * bound + 0.01 * seed + 0.02 * step for step in range(12)])
-    if seed:
-        del lines[0]["reward_mean"]  # it trained nothing but replays
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-
-
 def test_every_job_is_listed_with_what_became_of_it(sweep: Path) -> None:
     statuses = {each.name: each.status for each in read_sweep(sweep)}
     assert statuses == {
@@ -172,7 +138,7 @@ def test_a_sweeps_page_pictures_and_tables_are_written(
     page = (sweep / "report.html").read_text(encoding="utf-8")
     for told in ("3 of 6 jobs complete", "rank 0 ended | badly", "job 5", "<strong>120</strong>"):
         assert told in page
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("<img ") == page.count("<source ") == 4
     drawn = {path.stem for path in (sweep / "plots").iterdir()}
     assert drawn == {"pareto", "reward_by_time", "reward_by_trajectories", "learning"}
     with (sweep / "tables" / "measures.csv").open() as file:

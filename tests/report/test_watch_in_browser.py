@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,11 @@ from colocate.report.records import MetricsWriter
 from colocate.report.snapshot import RunSnapshot
 from colocate.report.watch.server import Board, WatchServer
 from colocate.report.watch.subject import Subject
-from tests.report.browser import Browser, find_chromium
+from tests.report.browser import Browser
 from tests.sim.test_simulated_runs import BASE, simulate
 
-CHROMIUM = find_chromium()
 STEP = {"lag_mean": 0.5, "lag_max": 1.0}
 """Of every line of metrics."""
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="no Chromium: install it (apt install chromium), or set COLOCATE_CHROMIUM to its path",
-)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    assert CHROMIUM is not None
-    with Browser(CHROMIUM, tmp_path / "profile", patience_s=300.0) as browser:
-        yield browser
 
 
 @pytest.fixture
