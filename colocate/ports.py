@@ -407,6 +407,22 @@ class Environment(Protocol):
         """Frees what the episode holds."""
 
 
+class BlockingEnvironment(Protocol):
+    """An ``Environment`` whose methods are plain functions, which may take their time.
+
+    ``environment.runs_in`` says where they run.
+    """
+
+    def reset(self, prompt: Prompt, seed: int) -> str:
+        """Begins the episode; returns text to append to the prompt (often empty)."""
+
+    def step(self, action: str) -> StepOutcome:
+        """Answers one action."""
+
+    def close(self) -> None:
+        """Frees what the episode holds."""
+
+
 class EnvironmentFactory(Protocol):
     def __call__(self) -> Environment:
         """A fresh environment for one episode."""

@@ -26,6 +26,11 @@ class LatencyConfig(Section):
 class EnvironmentConfig(Section):
     factory: ImportPath = Field(description="`package.module:name` of the environment class.")
     options: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
+    runs_in: Literal["loop", "thread"] = Field(
+        "loop",
+        description="`loop`: its methods are coroutines, on the event loop; `thread`: plain "
+        "functions, each call in a thread.",
+    )
     step_timeout_s: PositiveFloat = Field(
         300.0,
         description="Deadline of one reset or step; one that misses it filters its trajectory.",
@@ -33,7 +38,7 @@ class EnvironmentConfig(Section):
     max_concurrent: PositiveInt | None = Field(
         None,
         description="Resets and steps that go on at once; the others wait, which counts for their "
-        "deadline. null: no limit.",
+        "deadline. null: no limit for `loop`, 32 for `thread`.",
     )
     observation_role: Literal["user", "tool"] = Field(
         "user",

@@ -10,11 +10,14 @@ from typing import Any
 
 from colocate.adapters.environments.latency import DelayedEnvironment, make_latency
 from colocate.adapters.environments.limit import LimitedEnvironment
+from colocate.adapters.environments.threads import ThreadedEnvironment, Threads
 from colocate.config import EnvironmentConfig
 from colocate.ports import Environment, EnvironmentFactory
 
 _METHODS = {"reset": ("prompt", "seed"), "step": ("action",), "close": ()}
 _FACTORY = "environment.factory"
+_MOST_THREADS = 32
+"""Where ``environment.max_concurrent`` says nothing: an episode that blocks holds one."""
 
 
 def make_environment_factory(config: EnvironmentConfig) -> EnvironmentFactory:
@@ -29,20 +32,40 @@ def make_environment_factory(config: EnvironmentConfig) -> EnvironmentFactory:
     maker = _import(config.factory)
     _check_options(maker, config)
     if inspect.isclass(maker):
-        _check_environment(maker, config.factory)
+        _check_environment(maker, config)
     latency = make_latency(config.latency)
-    most = config.max_concurrent
+    make_bare, most = _maker(maker, config)
     room = None if most is None else asyncio.Semaphore(most)
 
     def make() -> Environment:
-        environment = maker(**config.options)
-        if not inspect.isclass(maker):
-            _check_environment(environment, config.factory)
+        environment = make_bare()
         if room is not None:
             environment = LimitedEnvironment(environment, room)
         return environment if latency is None else DelayedEnvironment(environment, latency)
 
     return make
+
+
+def _maker(
+    maker: Callable[..., Any], config: EnvironmentConfig
+) -> tuple[EnvironmentFactory, int | None]:
+    """Makes environments that run where the configuration says; and how many may work at once."""
+
+    def make_checked() -> Any:
+        environment = maker(**config.options)
+        if not inspect.isclass(maker):
+            _check_environment(environment, config)
+        return environment
+
+    if config.runs_in == "loop":
+        return make_checked, config.max_concurrent
+    threads = Threads()
+    is_replayable = getattr(maker, "is_replayable", False) is True
+
+    def make_threaded() -> Environment:
+        return ThreadedEnvironment(make_checked, threads, is_replayable=is_replayable)
+
+    return make_threaded, config.max_concurrent or _MOST_THREADS
 
 
 def _import(path: str) -> Callable[..., Any]:
@@ -74,17 +97,17 @@ def _check_options(maker: Callable[..., Any], config: EnvironmentConfig) -> None
         ) from error
 
 
-def _check_environment(environment: object, path: str) -> None:
-    """An environment or a class of them: three coroutine methods that take what they are given."""
+def _check_environment(environment: object, config: EnvironmentConfig) -> None:
+    """An environment or a class of them: three methods that take what they are given."""
+    path, on_loop = config.factory, config.runs_in == "loop"
     for name, arguments in _METHODS.items():
         method = getattr(environment, name, None)
-        if not inspect.iscoroutinefunction(method):
-            state = "missing" if method is None else "not `async`"
+        if not callable(method) or inspect.iscoroutinefunction(method) is not on_loop:
+            state = "missing"
+            if callable(method):
+                state = "not `async`" if on_loop else "`async`"
             raise ValueError(
-                f"{_FACTORY} ({path!r}): method {name!r} is {state}. An environment has `async "
-                "def reset(prompt, seed)`, `step(action)` and `close()` "
-                "(colocate.ports.Environment); put blocking work in `asyncio.to_thread`, since "
-                "it would hold up every other trajectory"
+                f"{_FACTORY} ({path!r}): method {name!r} is {state}. {_remedy(config)}"
             )
         given = [None, *arguments] if inspect.isclass(environment) else [*arguments]
         try:
@@ -94,3 +117,18 @@ def _check_environment(environment: object, path: str) -> None:
                 f"{_FACTORY} ({path!r}): method {name!r} must take ({', '.join(arguments)}): "
                 f"{error}"
             ) from error
+
+
+def _remedy(config: EnvironmentConfig) -> str:
+    if config.runs_in == "loop":
+        return (
+            "An environment has `async def reset(prompt, seed)`, `step(action)` and `close()` "
+            "(colocate.ports.Environment); put blocking work in `asyncio.to_thread`, since it "
+            "would hold up every other trajectory. Or write all three as plain functions, and set "
+            "environment.runs_in to `thread`"
+        )
+    return (
+        f"With environment.runs_in={config.runs_in} an environment has plain `def reset(prompt, "
+        "seed)`, `step(action)` and `close()` (colocate.ports.BlockingEnvironment); coroutines "
+        "take environment.runs_in=loop"
+    )
